@@ -42,9 +42,9 @@ class Hadelay(subprocess.Popen[bytes]):
                 *rest,
             )  # fmt: skip
             return
-        wish = {"words": args[3:], "env": dict(env), "cwd": str(cwd or os.getcwd()), "session": rest[-2]}
+        query = {"words": args[3:], "env": dict(env), "cwd": str(cwd or os.getcwd()), "session": rest[-2]}
         try:
-            self.pid = _fork(wish, _files(rest))
+            self.pid = _fork(query, _files(rest))
         finally:
             self._close_pipe_fds(*rest[:6])  # type: ignore[attr-defined]
         self._child_created = True
@@ -79,12 +79,12 @@ def _files(pipes: Sequence[int]) -> list[int]:
     return [ours if theirs == -1 else theirs for ours, theirs in enumerate((pipes[0], pipes[3], pipes[5]))]
 
 
-def _fork(wish: dict[str, Any], files: list[int]) -> int:
+def _fork(query: dict[str, Any], files: list[int]) -> int:
     """Its process id."""
     with _lock:
         if not _servers:
-            _servers.append(_start(wish["env"]))
-        socket.send_fds(_servers[0], [json.dumps(wish).encode()], files)
+            _servers.append(_start(query["env"]))
+        socket.send_fds(_servers[0], [json.dumps(query).encode()], files)
         pid, _ = (_servers[0].recv(100) for _ in range(2))
         return int(pid)
 
@@ -125,8 +125,8 @@ def _serve(asking: socket.socket) -> None:
         if not between:
             pid = os.fork()
             if not pid:
-                wish = json.loads(said)
-                _become(wish["words"], wish["env"], wish["cwd"], wish["session"], files)
+                query = json.loads(said)
+                _become(query["words"], query["env"], query["cwd"], query["session"], files)
             asking.send(b"%d" % pid)
             os._exit(0)
         os.waitpid(between, 0)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hadelay.ledger import topicchanges
-from hadelay.version import FEATURE_LEVEL
+from hadelay.settings import topic
 
 settings.register_profile("repeatable", derandomize=True, database=None, print_blob=True)
 settings.register_profile("explore", print_blob=True)
@@ -34,9 +33,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics made by this process have the defaults of the first feature level: a test of something else need not wait
-    for a backoff. tests/ledger/test_defaults.py tests the defaults."""
-    monkeypatch.setattr(topicchanges, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
+    """Topics of this process retry at once, 65,534 times: a test of something else need not wait for a backoff.
+    tests/ledger/test_defaults.py tests the defaults."""
+    monkeypatch.setattr(topic, "DEFAULTS", topic.TopicSettings(max_attempts=65_534, backoff=()))
 
 
 @pytest.fixture

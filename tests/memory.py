@@ -118,7 +118,7 @@ class MemoryHours:
         file.idx.append(row)
 
     def mapped(self, hour: int) -> bool:
-        return True
+        return hour in self.files
 
     def entries(self, hour: int, indexes: NDArray[np.integer] | slice, *, verify: bool = True) -> NDArray[np.void]:
         return self.files[hour].idx.all[indexes].copy()

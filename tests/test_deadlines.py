@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hadelay.deadlines import Deadlines
+from hadelay.handout.deadlines import Deadlines
 
 
 def test_keys_come_out_by_time_and_equal_times_in_the_order_of_set() -> None:

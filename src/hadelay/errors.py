@@ -104,6 +104,12 @@ class TooLarge(HadelayError):
     type, title, http_status = "too-large", "Too large", 413
 
 
+class Misdirected(HadelayError):
+    """Another shard owns the topic of a request that a node of a third shard has forwarded."""
+
+    type, title, http_status, retryable = "misdirected", "Misdirected to another shard", 421, True
+
+
 class UnsupportedMediaType(HadelayError):
     type, title, http_status = "unsupported-media-type", "Unsupported media type", 415
 
@@ -124,6 +130,12 @@ class Overloaded(HadelayError):
     type, title, http_status, retryable = "overloaded", "Overloaded", 503, True
 
 
+class OtherShard(HadelayError):
+    """Another shard owns the topic, or the shard map is being changed."""
+
+    type, title, http_status, retryable = "other-shard", "Another shard", 503, True
+
+
 class OutcomeUnknown(HadelayError):
     type, title, http_status, retryable, outcome_known = "outcome-unknown", "Outcome unknown", 504, True, False
 
@@ -133,7 +145,10 @@ class DiskFull(HadelayError):
 
 
 #: Advice for a data directory whose files do not verify.
-WAY_OUT = "move the node's directories away and start the node again: it copies everything from its peers"
+WAY_OUT = (
+    "run `hadelay check quorum NODE`; only if NODE may stop, move the node's directories away and start the "
+    "node again: it copies everything from its peers. Never do this on two nodes at once: messages would be lost"
+)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -23,12 +23,18 @@ DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
+#: The fourth action: the client key counts for `unique_for` alone, and is no key of the message.
+PERIOD = 3
+#: Delay of a draft that stands for the topic's own `delay`.
+OWN_DELAY = -1
 #: Character between the names of a topic and of a subscription, in the name of the subscription's queue.
 SEPARATOR = "~"
 #: Limit of the subscriptions of a topic, and so of the copies of a message.
 MAX_SUBSCRIPTIONS = 16
 #: Limits of the reason of a nack, and of the name of a message group, in bytes.
 MAX_REASON = MAX_GROUP = 128
+#: Limit of messages of one group in one grant, which a receive asks for by `group_max`.
+MAX_RUN = 100
 #: Limit of `unique_for`, in ms.
 MAX_UNIQUE_MS = 7 * 24 * HOUR_MS
 #: Limit of the result of an ack, in bytes of JSON; and of what a success callback has of a body or a result.
@@ -51,10 +57,11 @@ class Event(IntEnum):
     MOVED = 7
     DEAD = 8
     REDRIVEN = 9
+    TRANSFERRED = 10
 
 
 #: Events that move the message to a new index entry; the event's `other_hour` and `consumer` say where that entry is.
-MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
+MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN, Event.TRANSFERRED)
 
 
 class State(StrEnum):
@@ -93,6 +100,19 @@ class PastEvent:
     to_hour: int | None = None
     #: Due time of this attempt, for LEASED events only; the message itself has only the due time of its latest attempt.
     due_ms: int | None = None
+    #: For MOVED events that changed the due time: due times before and after; None if one of the hours is deleted.
+    moved_ms: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Retry:
+    """The next attempt of a message that waits after a failed one."""
+
+    #: Number of the next attempt among those that count, and limit of these (`max_attempts`); None: no limit.
+    attempt: int
+    most: int | None
+    #: The last failed attempt; None if it is not known, as after a failover in interval mode.
+    failure: PastEvent | None
 
 
 @dataclass(slots=True)
@@ -120,13 +140,15 @@ class Description:
     result: bytes | None = None
     #: Progress that the handler of a leased message reported.
     progress: str | None = None
+    retry: Retry | None = None
 
 
 class Draft(Struct, frozen=True, gc=False):
     """One message to publish, checked by the HTTP API."""
 
     topic: str
-    #: Due time in Unix ms, or a delay in ms when `relative`. Times in the past, zero and negative mean now.
+    #: Due time in Unix ms, or a delay in ms when `relative`. Times in the past and zero mean now, a negative delay
+    #: (OWN_DELAY) the delay of the topic.
     when_ms: int
     relative: bool
     tag_mask: int
@@ -137,9 +159,9 @@ class Draft(Struct, frozen=True, gc=False):
     body: bytes
     #: Idempotency-Key of this message alone
     idem: bytes | None = None
-    #: Client key, also in `meta`.
+    #: Client key, also in `meta`, except with PERIOD.
     key: bytes | None = None
-    #: action if a pending message has the same client key: KEEP, REPLACE or REJECT
+    #: action if a pending message has the same client key: KEEP, REPLACE or REJECT; or PERIOD
     on_conflict: int = KEEP
     #: Only with REPLACE: longest time, in ms, from the first of the replaced publishes to the due time; 0: no limit.
     max_wait_ms: int = 0
@@ -150,6 +172,8 @@ class Draft(Struct, frozen=True, gc=False):
     #: `unique_for` in ms: for this time publishes with a `unique_ms` and the same client key are dropped, whether this
     #: message is pending or settled; 0: none.
     unique_ms: int = 0
+    #: Whether `meta` names a batch that the message joins.
+    batched: bool = False
 
 
 def pack_id(group: int, hour: int, index: int) -> int:
@@ -161,10 +185,11 @@ def unpack_id(message_id: int) -> tuple[int, int, int]:
     return message_id >> 56, message_id >> 32 & 0xFFFFFF, message_id & 0xFFFFFFFF
 
 
-def proves_record(message_id: int, record_id: int, hour: int) -> bool:
-    """Whether an entry in `hour` of this message may have the record with this id: the message's own, or, once a copy
-    for a subscription has moved to another hour, that of the published message, whose id is just before the copy's."""
-    moved = unpack_id(message_id)[1] != hour
+def proves_record(message_id: int, record_id: int, hour: int, index: int) -> bool:
+    """Whether entry `index` of `hour`, of this message, may have the record with this id: the message's own, or, once a
+    copy for a subscription has moved, that of the published message, whose id is just before the copy's. A copy that
+    moved may be back in the hour of its first entry."""
+    moved = unpack_id(message_id)[1:] != (hour, index)
     return 0 <= message_id - record_id <= MAX_SUBSCRIPTIONS * moved
 
 

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import uvloop
 from msgspec.structs import replace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from hadelay.errors import ConfigError, is_disk_full, shortened
+from hadelay.errors import WAY_OUT, ConfigError, is_disk_full, shortened
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
@@ -44,6 +45,7 @@ from hadelay.version import VERSION
 
 if TYPE_CHECKING:
     from hadelay.console.site import Console
+    from hadelay.http.routes import Routes
 
 #: Exit code (EX_SOFTWARE) of a node that ended itself because going on could have broken a guarantee.
 FATAL = 70
@@ -56,6 +58,11 @@ _LOOK_S = 0.02
 _PATIENCE_S, _REMIND_S = 3.0, 60.0
 #: Timeout of the last checkpoint, in seconds. Without this checkpoint the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
+#: Limit of the whole stop, in seconds: less than supervisors wait before they kill the process (60 s). On a starved
+#: machine, the steps of a stop take far longer than their own timeouts.
+_STOP_S = 45.0
+#: Limit of the time for a last line of the log, in seconds.
+_TELL_S = 1.0
 #: Interval of looking for changed certificate files, in seconds; SIGHUP looks at once.
 _CERTIFICATES_S = 10.0
 #: Days before a certificate expires from which on a daily log line warns; the alert HadelayCertificate warns as early.
@@ -95,6 +102,8 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
 def _end_at_once(error: BaseException) -> None:
     """End the process after an error that the node cannot survive."""
     full = {"next": ENDS} if is_disk_full(error) else {}
+    if isinstance(error, FileNotFoundError) and error.filename:  # repr(error) does not show the file
+        full = {"file": str(error.filename), "next": WAY_OUT}
     log.critical("fatal", error=repr(error), exc_info=error, **full)
     # Exit without clean-up, because any further write might break a guarantee of the cluster.
     os._exit(FATAL)
@@ -118,9 +127,10 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     console = open_console(config, service)
     http = HttpServer(
         service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets,
-        more=None if console is None else console.routes,
+        more=None if console is None else console.routes, doors=open_doors(config, service),
     )  # fmt: skip
-    http.metrics.certificates = [tls for tls in (network.tls, http.tls, identity) if tls is not None]
+    certificates = http.metrics.certificates = [tls for tls in (network.tls, http.tls, identity) if tls is not None]
+    node.certificate_s = lambda: min((tls.expires_s for tls in certificates), default=0.0)
     await http.start()
     _watch(http.metrics.certificates, runtime)
     node.start()
@@ -165,14 +175,36 @@ def open_console(config: Config, service: NodeService) -> Console | None:
     return Console(service, secure=bool(config.http.tls_cert))
 
 
+def open_doors(config: Config, service: NodeService) -> Routes | None:
+    """Routes of the doors for AWS SDKs; None if they are switched off."""
+    if not config.http.aws:
+        return None
+    from hadelay.aws.mount import doors
+
+    return doors(service, tokens=config.security.tokens)
+
+
 def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Event that the first SIGTERM or SIGINT sets; a second signal ends the process at once."""
+    """Event that the first SIGTERM or SIGINT sets; a second signal ends the process at once. If the process has not
+    stopped after _STOP_S, a thread ends it: everything acknowledged is in the journal."""
     ending = asyncio.Event()
+
+    def overdue() -> None:
+        # Another thread, because a log that nobody reads any more blocks its writers.
+        telling = threading.Thread(
+            target=log.warning, args=("stop_unfinished",), kwargs={"after_s": _STOP_S}, daemon=True
+        )
+        telling.start()
+        telling.join(_TELL_S)
+        os._exit(0)
 
     def on_signal() -> None:
         if ending.is_set():
             os._exit(130)
         ending.set()
+        limit = threading.Timer(_STOP_S, overdue)
+        limit.daemon = True
+        limit.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -4,16 +4,23 @@
 
 Without a glob, a scope covers all topics and the cluster itself. `admin` includes the other three. Only the SHA-256 of
 a token's secret is stored, which is enough to recognise the token; its first digits are the token's id.
+
+A token for AWS SDKs also has a secret access key. A signature (Signature Version 4) is an HMAC with that key, so nodes
+must store the key. The key is derived from the token by a one-way function: it signs requests at the AWS doors, and
+opens nothing else.
 """
 
+import hashlib
 import re
+from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 SCOPES = ("publish", "consume", "read", "admin")
 HASH_BYTES = 32
+#: Prefix of a token's 43 random characters, for people and for scanners that look for leaked secrets.
+TOKEN_PREFIX = "hadelay_"
 MAX_TOKENS = 1_000
 MAX_TOKEN_NAME = 64
 MAX_TOKEN_SCOPES = 64
@@ -23,6 +30,8 @@ MAX_LIFETIME_MS = 100 * 365 * 86_400_000
 MAX_AUDIT = 1_000
 _SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*~-]{1,128}))?")
 _ALL = "*"
+#: Text in front of a token whose hash is the secret access key: the hash of the token alone is stored by all nodes.
+_AWS_KEY = b"hadelay secret access key\0"
 
 
 class Token(NamedTuple):
@@ -32,6 +41,8 @@ class Token(NamedTuple):
     created_at_ms: int
     #: Time at which the token expires, Unix ms; None: valid until revoked.
     expires_at_ms: int | None
+    #: Secret access key of the token for AWS SDKs, as bytes (aws_key); None: AWS SDKs cannot use the token.
+    aws_key: bytes | None = None
 
     @property
     def id(self) -> str:
@@ -41,8 +52,7 @@ class Token(NamedTuple):
         return self.expires_at_ms is None or now_ms < self.expires_at_ms
 
 
-@dataclass(slots=True)
-class AuditEntry:
+class AuditEntry(NamedTuple):
     """One administrative request, done or refused. Times are Unix ms, cluster time."""
 
     #: Number of the audit entry, from 1 without gaps.
@@ -57,6 +67,22 @@ class AuditEntry:
     target: str
     #: Outcome of the request: "done", or the reason of the refusal.
     outcome: str
+
+
+def hash_token(token: str) -> bytes:
+    """The stored form of a token. A token has 256 random bits, so guessing needs no slow hash."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def aws_key(token: str) -> bytes:
+    """The secret access key of a token, which nodes store to check signatures of AWS SDKs. The token cannot be computed
+    from the key."""
+    return hashlib.sha256(_AWS_KEY + token.encode()).digest()
+
+
+def aws_secret(key: bytes) -> str:
+    """The text of a secret access key, as AWS SDKs get it. Scanners find the prefix in leaked text."""
+    return f"{TOKEN_PREFIX}aws_{urlsafe_b64encode(key).decode().rstrip('=')}"
 
 
 def problem_of_scope(scope: str) -> str:

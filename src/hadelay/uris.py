@@ -20,7 +20,10 @@ def problem(where: str) -> str:
     if not is_uri(where):
         found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", where)
         return f"{where}: a URI has two slashes, {found[1].lower()}://…" if found else ""
-    parts = urlsplit(where)
+    try:
+        parts = urlsplit(where)
+    except ValueError as error:  # raised for a bracket without its pair, for example
+        return f"{where.partition('://')[0]}://…: not a URI: {error}"
     if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
         return (
             f"{parts.scheme}://…{parts.path}: a URI must not contain secrets: set AWS_ACCESS_KEY_ID and "

@@ -84,6 +84,17 @@ def secret_problem(secret: str) -> str:
     return ""
 
 
+def new_secret_problem(secret: str) -> str:
+    """Describe what is wrong with a secret that is to be set; "" for a valid one. Topics may still have secrets without
+    the prefix from before; the libraries of Standard Webhooks take each secret for base64, so they cannot verify
+    those."""
+    if secret.startswith(PREFIX):
+        return secret_problem(secret)
+    size = f"{MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes"
+    same = f'{PREFIX}$(printf %s "$TEXT" | base64 -w0)'
+    return f"a secret is {PREFIX} and base64 of {size} (Standard Webhooks); the bytes of a text as key: {same}"
+
+
 @lru_cache(maxsize=1024)
 def _keyed(key: bytes) -> hmac.HMAC:
     """An HMAC hash that is initialized with the key: copying this hash costs less than creating another."""

@@ -71,8 +71,8 @@ def start(directory: Path, *words: object, errors: Any = None) -> Dev:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, *words: object) -> Iterator[Dev]:
-    dev = start(directory, "--port-base", free_ports(6), *words)
+def cluster(directory: Path, *words: object, errors: Any = None) -> Iterator[Dev]:
+    dev = start(directory, "--port-base", free_ports(6), *words, errors=errors)
     try:
         yield dev
     finally:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from chaos.freeports import free_ports
+from hadelay.cli import dev as dev_command
+from hadelay.cli import output
+from hadelay.cli.app import COMMANDS, run
+from hadelay.cli.output import Printing, cell, fields, note, say, table
 from hadelay.codec.formats import INDEX
 from hadelay.version import VERSION
 from tests.cli.support import Dev, cluster, environment, hadelay, start
@@ -29,7 +35,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         yield running
 
 
-def test_the_version_is_told_without_the_tree() -> None:
+def test_the_version_is_printed_without_the_tree() -> None:
     done = hadelay("--version")
     assert (done.returncode, done.stdout) == (0, f"{VERSION}\n")
     code = "import sys; from hadelay.__main__ import main; sys.argv = ['hadelay', '--version']; main(); "
@@ -81,13 +87,37 @@ def test_a_message_from_put_to_ack(dev: Dev) -> None:
     receipt = json.loads(dev.run("msg", "put", "cli", "hello", "--delay", "50ms", "-o", "json").stdout)
     received = json.loads(dev.run("msg", "receive", "cli", "--wait", "10s", "-o", "json").stdout)
     assert received["id"] == receipt["id"]
-    told = dev.run("msg", "get", receipt["id"])
-    assert told.returncode == 0
-    assert "acked" in told.stdout
+    reported = dev.run("msg", "get", receipt["id"])
+    assert reported.returncode == 0
+    assert "acked" in reported.stdout
     assert dev.run("msg", "get", receipt["id"], "--body").stdout == "hello"
-    assert dev.run("msg", "get", receipt["id"], "--wait", "0.1").stdout == told.stdout
+    assert dev.run("msg", "get", receipt["id"], "--wait", "0.1").stdout == reported.stdout
     empty = dev.run("msg", "receive", "cli")
     assert (empty.returncode, empty.stdout) == (3, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "msg receive ordres", "topic get ordres", "topic pause ordres", "topic purge ordres -y", "dead list ordres",
+        "topic delete ordres -y", "job cancel ordres -y", "msg get --topic ordres --key k",
+    ],
+)  # fmt: skip
+def test_a_name_that_does_not_exist_is_answered_with_a_similar_one(dev: Dev, words: str) -> None:
+    dev.run("topic", "set", "orders")
+    done = dev.run(*words.split())
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "Did you mean orders?" in done.stderr
+
+
+def test_names_that_are_not_mistyped_are_not_answered_with_others(dev: Dev) -> None:
+    dev.run("topic", "set", "orders~billing")
+    dev.run("schedule", "set", "nightly", "orders", "x", "--every", "1h")
+    assert "Did you mean orders~billing?" in dev.run("topic", "get", "orders~biling").stderr
+    assert "Did you mean nightly?" in dev.run("schedule", "get", "nihgtly").stderr
+    for words in (("topic", "get", "zzz"), ("msg", "get", "--topic", "orders", "--key", "k"), ("schedule", "get", "z")):
+        assert "Did you mean" not in dev.run(*words).stderr
+    assert dev.run("msg", "receive", "orders").stderr == "nothing is due\n"
 
 
 def test_put_from_stdin_and_with_meta(dev: Dev) -> None:
@@ -220,7 +250,7 @@ def test_config_check(tmp_path: Path) -> None:
 
 
 def test_dev_reports_a_death_starts_it_again_and_ends_clean(tmp_path: Path) -> None:
-    with cluster(tmp_path / "d") as dev:
+    with (tmp_path / "err").open("wb") as errors, cluster(tmp_path / "d", errors=errors) as dev:
         base = int(dev.nodes[0]["http"].rpartition(":")[2])
         for i, node in enumerate(dev.nodes):
             assert node["name"] == f"n{i + 1}"
@@ -235,8 +265,11 @@ def test_dev_reports_a_death_starts_it_again_and_ends_clean(tmp_path: Path) -> N
         assert again.nodes[0]["name"] == "n2"
         assert again.nodes[0]["pid"] == again.process.pid
         assert dev.run("check", "replicas").returncode == 0
-        assert again.end() == 0
         assert dev.end(signal.SIGINT) == 0
+        # What another terminal started ends there; dev says so.
+        assert "n2 still runs at 127.0.0.1:" in (tmp_path / "err").read_text()
+        assert "n1 still runs" not in (tmp_path / "err").read_text()
+        assert again.end(signal.SIGINT) == 0
         for node in dev.nodes:
             assert not Path(f"/proc/{node['pid']}").exists()
         # And the same data again, by the same command.
@@ -310,3 +343,66 @@ def test_serve_with_nothing_is_a_node_on_loopback(tmp_path: Path) -> None:
     assert b"identity, offset 0: the file ends too early" in damaged.stderr
     assert b"Move hadelay-data away" in damaged.stderr
     assert b"restore a backup" in damaged.stderr
+
+
+def test_numbers_that_name_a_thing_are_not_grouped() -> None:
+    assert cell({"applied_index": 1997, "messages": 1997}) == "applied_index=1997 messages=1,997"
+    assert cell({"cursor": {"term": 1001}}) == "cursor=term=1001"
+
+
+def test_a_cluster_on_other_ports_says_how_commands_find_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for port, said in ((8400, ""), (9100, "export HADELAY_SERVERS=http://127.0.0.1:9100,http://127.0.0.1:9101")):
+        layout = dev_command.Layout(id="dev-1", nodes=2, port_base=port)
+        cluster = dev_command._Cluster(layout, tmp_path, Printing())
+        cluster.processes = dict.fromkeys(layout.names(), SimpleNamespace(pid=1))  # type: ignore[arg-type]
+        cluster._greet()
+        printed = "".join(capsys.readouterr())
+        assert said in printed
+        assert ("HADELAY_SERVERS" in printed) == bool(said)
+
+
+def test_dev_says_how_much_disk_a_node_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = dev_command._Cluster(dev_command.Layout(id="dev-1", nodes=2, port_base=9100), tmp_path, Printing())
+    for name in ("n1", "n2"):
+        cluster.processes[name] = SimpleNamespace(pid=1)  # type: ignore[assignment]
+        (tmp_path / name / "raft").mkdir(parents=True)
+        (tmp_path / name / "raft" / "journal").write_bytes(bytes(33_500_000))
+    cluster._greet()
+    assert "now 33 MB per node" in capsys.readouterr().err
+
+
+def test_no_help_shows_an_empty_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        run([*command.path.split(), "--help"])
+        shown = capsys.readouterr().out
+        assert "Usage" in shown
+        assert "default: ()" not in shown.replace("\n", " ")
+
+
+#: Escape sequences, a bell, a C1 control, and marks that turn the direction of writing.
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202eb\u2066c\u200b"
+
+
+@pytest.mark.parametrize(
+    "show", [
+        lambda: fields({HOSTILE: {HOSTILE: [HOSTILE, {HOSTILE: 1}]}}), lambda: table([{HOSTILE: HOSTILE}], (HOSTILE,)),
+        lambda: say(f"{HOSTILE}\n{HOSTILE}"), lambda: note(HOSTILE),
+        lambda: run(["msg", HOSTILE]), lambda: run(["msg", "put", "t", "x", "--servers", f"http://{HOSTILE}"]),
+    ],
+)  # fmt: skip
+def test_a_terminal_gets_no_control_characters(show: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> None:
+    show()
+    printed = "".join(capsys.readouterr())
+    assert printed
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_commands_print_through_what_cleans() -> None:
+    """All that a command prints for people goes through say() and note(); completion prints a script of cyclopts."""
+    folder = Path(output.__file__).parent
+    calls = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(folder.glob("*.py")) if path.name != "output.py"
+        for line in path.read_text().splitlines() if re.search(r"(?<![\w.])print\(|sys\.std(out|err)\.write", line)
+    ]  # fmt: skip
+    assert calls == ["app.py: print(build().generate_completion(shell=shell))"]

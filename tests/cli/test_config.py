@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, expected: s
     assert expected in complaint(tmp_path, text)
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     said = complaint(tmp_path, "[http]\nlisen = 1\n[nod]\nname = 2", HADELAY_HTP__X="1")
     assert len(said.splitlines()) == 3
     assert "environment variable HADELAY_HTP__X" in said
@@ -112,14 +114,14 @@ def test_lists_are_written_with_commas_outside_the_file() -> None:
         ("webhooks.max_calls=0", "at least 1"),
     ],
 )
-def test_what_webhooks_refuse(setting: str, words: str) -> None:
+def test_refused_settings_of_webhooks(setting: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(overrides=[setting])
 
 
 def test_insecure_in_so_many_words(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
-    path.write_text('[http]\nlisten = "0.0.0.0:8400"\n[security]\ninsecure = true\n')
+    path.write_text('[http]\nlisten = "0.0.0.0:8400"\nadvertise = "http://n1:8400"\n[security]\ninsecure = true\n')
     assert load(str(path)).http.listen == "0.0.0.0:8400"
 
 
@@ -166,8 +168,9 @@ def test_every_key_has_its_unit_or_needs_none() -> None:
 
 
 def test_there_are_few_keys() -> None:
-    """Fifty, `http.console`, which switches the console off, and three of the certificate that webhooks are shown."""
-    assert len(keys()) - len(RETIRED) <= 54
+    """Fifty, `http.console`, which switches the console off, and three of the certificate that webhooks are shown;
+    the rate at which a node reads its files again; and the doors for AWS SDKs, with their port."""
+    assert len(keys()) - len(RETIRED) <= 57
 
 
 #: A value of each retired key that 0.1.0 took.
@@ -202,7 +205,7 @@ def test_a_retired_key_is_honoured_with_a_warning(key: str, source: str, tmp_pat
         environ = {f"HADELAY_{section}__{name}".upper(): str(value)}
     else:
         flags = [f"{key}={value}"]
-    config = load(path and str(path), environ, flags, said.append)
+    config = load(path and str(path), environ, flags, warn=said.append)
     assert getattr(getattr(config, section), name) == value
     (warning,) = said
     where = {"file": f"{path}:2", "environment": f"environment variable {next(iter(environ), '')}"}
@@ -223,3 +226,64 @@ def test_a_typo_is_not_led_to_a_retired_key(tmp_path: Path) -> None:
 def test_a_survivor_is_alone(tmp_path: Path) -> None:
     two = '[cluster]\nsurvivor = true\n[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n'
     assert "cluster.survivor: needs a cluster of this node alone: --set raft.peers=" in complaint(tmp_path, two)
+
+
+OPEN = "[security]\ninsecure = true\n"
+APART = '[raft]\nlisten = "0.0.0.0:8500"\n[raft.peers]\nn1 = "10.0.0.1:8500"\nn2 = "10.0.0.2:8500"\n'
+HERE = '[raft.peers]\nn1 = "127.0.0.1:8500"\nn2 = "localhost:8501"\n'
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8400", "[::]:8400", "0:8400", "[::ffff:0.0.0.0]:8400", "[0:0::0]:8400"])
+@pytest.mark.parametrize("peers", ["", HERE, APART])
+def test_a_wildcard_is_no_address_to_be_found_at(tmp_path: Path, listen: str, peers: str) -> None:
+    """Followers would redirect to it, and clients and other nodes would reach themselves there."""
+    said = complaint(tmp_path, f'{OPEN}[http]\nlisten = "{listen}"\n{peers}')
+    assert f"4: http.listen: clients and other nodes look for this node at http://{listen}" in said
+    assert "names no machine: set http.advertise to a URL such as http://10.0.0.1:8400" in said
+    said = complaint(tmp_path, f'{OPEN}[http]\nlisten = "10.0.0.1:8400"\nadvertise = "https://{listen}"\n{peers}')
+    assert f"5: http.advertise: clients and other nodes look for this node at https://{listen}" in said
+    path = tmp_path / "fine.toml"
+    path.write_text(f'{OPEN}[http]\nlisten = "{listen}"\nadvertise = "http://10.0.0.1:8400"\n{peers}')
+    assert load(str(path)).http.listen == listen
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8400", "http://localhost:8400", "http://[::1]:8400", "http://127.9.9.9"]
+)
+@pytest.mark.parametrize(
+    ("listen", "peers"), [("0.0.0.0:8400", HERE), ("10.0.0.1:8400", APART), ("127.0.0.1:8400", APART)]
+)
+def test_loopback_is_no_address_for_other_machines(tmp_path: Path, url: str, listen: str, peers: str) -> None:
+    said = complaint(tmp_path, f'{OPEN}[http]\nlisten = "{listen}"\nadvertise = "{url}"\n{peers}')
+    assert f"http.advertise: clients and other nodes look for this node at {url}" in said
+    assert "other machines reach themselves there" in said
+
+
+def test_loopback_is_enough_on_one_machine(tmp_path: Path) -> None:
+    path = tmp_path / "n.toml"
+    for text in (HERE, f'{OPEN}[http]\nlisten = "0.0.0.0:8400"\nadvertise = "http://localhost:8400"\n', ""):
+        path.write_text(text)
+        load(str(path))
+    assert "http.listen" in complaint(tmp_path, OPEN + APART), "the default is loopback"
+
+
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [
+        (APART.replace("10.0.0.2", "0.0.0.0"), "7: raft.peers.n2: 0.0.0.0 names no machine"),
+        (APART.replace("10.0.0.1", "[::]"), "6: raft.peers.n1: :: names no machine"),
+        (APART.replace("10.0.0.2", "127.0.0.1"), "7: raft.peers.n2: 127.0.0.1: other machines, such as that of n1,"),
+        (APART.replace("10.0.0.1", "localhost"), "6: raft.peers.n1: localhost: other machines, such as that of n2,"),
+        ('[raft]\nlisten = "0.0.0.0:8500"\n', "4: raft.listen: 0.0.0.0 names no machine: other nodes find n1 by"),
+    ],
+)
+def test_members_have_addresses_at_which_they_are_found(tmp_path: Path, peers: str, expected: str) -> None:
+    text = f'{OPEN}{peers}[http]\nlisten = "10.0.0.1:8400"\n'
+    assert expected in complaint(tmp_path, text)
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "hadelay", "config", "check", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert "names no machine" in done.stderr or "reach themselves" in done.stderr

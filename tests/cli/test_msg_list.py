@@ -40,7 +40,7 @@ def test_pending_in_due_order(dev: Dev, ids: list[str]) -> None:
     assert [(m["id"], m["state"]) for m in listed(dev)] == [(ids[1], "scheduled"), (ids[0], "scheduled")]
 
 
-def test_by_state_and_time(dev: Dev, ids: list[str]) -> None:
+def test_lists_by_state_and_time(dev: Dev, ids: list[str]) -> None:
     assert [m["id"] for m in listed(dev, "--state", "cancelled")] == [ids[2]]
     assert [m["id"] for m in listed(dev, "--state", "all", "--limit", "0")] == [ids[1], ids[2], ids[0]]
     due = listed(dev)[0]["deliver_at"]

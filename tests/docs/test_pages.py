@@ -24,8 +24,8 @@ from tools import website
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "bench/README.md", *ROOT.glob("docs/**/*.md")])
-#: Their console blocks need clusters of their own: test_operations.py.
-OPERATIONS = {ROOT / f"docs/howto/{page}.md" for page in ("disaster-recovery", "upgrade", "members")}
+#: Their console blocks need clusters of their own: test_operations.py, test_shards_page.py.
+OPERATIONS = {ROOT / f"docs/howto/{page}.md" for page in ("disaster-recovery", "upgrade", "members", "shards")}
 FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2$", re.M | re.S)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -45,6 +45,12 @@ def name(page: Path) -> str:
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     with cluster(tmp_path_factory.mktemp("pages")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_dev(tmp_path: Path) -> Iterator[Dev]:
+    with cluster(tmp_path / "dev") as running:
         yield running
 
 
@@ -84,9 +90,13 @@ def matches(expected: str, printed: str) -> bool:
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("page", [page for page in having("console") if page not in OPERATIONS], ids=name)
-def test_console(page: Path, dev: Dev, shell: dict[str, str]) -> None:
+def test_console(page: Path, dev: Dev, shell: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if page.name == "pipeline.md":  # judges all messages of its cluster, so those of other pages must not be there
+        dev = request.getfixturevalue("own_dev")
+        shell = {**shell, "HADELAY_SERVERS": ",".join(node["http"] for node in dev.nodes)}
     script, expectations = [], []
     for block in blocks(page, "console"):
+        block = block.replace("/tmp/hadelay-howto", str(tmp_path))  # may have the files of another run
         for command, expected in steps(block):
             # One shell for the page: a variable set in one step is there in the next.
             script.append(f"{on_our_ports(command, dev)}\ncode=$?; echo; echo '=== end'; [ $code = 0 ] || exit $code")

@@ -29,6 +29,7 @@ PACKAGES = (
     "raft",
     "server",
     "http",
+    "http/forwarding",
     "pipeline",
     "cli",
     "client",

@@ -6,6 +6,8 @@ whose checksum held, and the commands of an entry are not those that a node woul
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import random
 import struct
@@ -31,12 +33,11 @@ from hadelay.api import text as forms
 from hadelay.api.base import Request
 from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.codec import commands, meta, schedules, settlement
+from hadelay.codec import commands, meta, schedules
 from hadelay.codec import records as messages_in_files
-from hadelay.codec.ackresults import encode_results
-from hadelay.codec.callreplies import CallReply, encode_replies
+from hadelay.codec.ackparts import CallReply, encode_replies, encode_results
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.commandtypes import Grant, Job
+from hadelay.codec.commandtypes import Grant, Job, TopicUse
 from hadelay.codec.entries import decode_entry, encode_entry, members_in
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
 from hadelay.codec.jobcommands import LAST, FillBegin, JobBegin, JobSpec
@@ -47,16 +48,20 @@ from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, N
 from hadelay.http import decoding, options, publish
 from hadelay.http import messages as listing
 from hadelay.http.batches import slices
-from hadelay.http.decoding import decoded
+from hadelay.http.forwarding.exchange import Exchange, Odd, State, WholeAnswer
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.hourstate import HourState
+from hadelay.ledger.changedrows import HOURS
+from hadelay.ledger.hours.hourstate import HourState
 from hadelay.ledger.state import Ledger
 from hadelay.members import Member
 from hadelay.model import DEAD_HOURS, Draft, Event, encode_id, hour_name
 from hadelay.platform.tls import Certificates
 from hadelay.raft import messages, records, snapshot
 from hadelay.raft.journal import Journal, JournalConfig
+from hadelay.rules import publishing
+from hadelay.rules.documents import decoded
+from hadelay.rules.messages import states_of
 from hadelay.server.link import CALL, REFUSAL, REPLY, Link
 from hadelay.settings.load import load
 from hadelay.settings.node import HttpConfig
@@ -93,7 +98,7 @@ def world() -> World:
     made.nack(rows[:2])
     made.publish(Draft("u", 5_000, True, 0, 900, b"", b"x", None, b"key", 1), key=b"k")
     made.one(schedules.encode_put("s", 0, 0, schedule(every_ms=1_000)))
-    times = schedules.times([(START_MS + 1_000, START_MS + 1_000)])
+    times = [(START_MS + 1_000, START_MS + 1_000)]
     made.one(schedules.encode_fire([schedules.Firing("s", 1, 0, START_MS + 2_000, START_MS + 1_000, 0, 0, times)]))
     for spec in (JobSpec("reschedule", "*", delay_ms=50), JobSpec("redrive", "*")):
         made.one(commands.encode_job_begin(JobBegin("n1", "", b"", ["t", "u"], spec)))
@@ -128,7 +133,7 @@ def entry(data: bytes) -> None:
     results = apply_entry(made.ledger, len(made.entries) + 1, made.term, data)
     assert isinstance(results, list)
     ledgercheck.check(made.ledger)
-    checkpoint.dump(made.ledger, everything=True)
+    checkpoint.dump(made.ledger)
 
 
 def entries() -> list[bytes]:
@@ -145,12 +150,9 @@ def entries() -> list[bytes]:
         commands.encode_nack("n1", lease, commands.uncounted(0)),
         commands.encode_nack("n1", lease, commands.DEAD_NOW, "no such customer"),
         commands.encode_extend("n1", lease, 60_000, "page 7"),
-        settlement.encode_settle(
-            commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'] * len(lease))
-        ),
-        settlement.encode_settle(
-            commands.encode_ack("n1", lease), None,
-            replies=encode_replies([CallReply(200, "text/plain", b"ok", True)] * len(lease)),
+        commands.encode_ack("n1", lease, encode_results([b'{"paid":7}'] * len(lease))),
+        commands.encode_ack(
+            "n1", lease, replies=encode_replies([CallReply(200, "text/plain", b"ok", True)] * len(lease))
         ),
         commands.encode_topic_put(topic, {"on_success": "told", "on_failure": "told", "max_attempts": 1}),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
@@ -159,7 +161,7 @@ def entries() -> list[bytes]:
         commands.encode_cursor(START_HOUR, 5, 1), commands.encode_topic_put(topic, {"rate": 5.0, "ttl_ms": 50}),
         commands.encode_topic_put(topic, {"backoff": {"min_ms": 1, "max_ms": 9, "factor": 2, "jitter": 0.1}}),
         commands.encode_topic_put(topic, {"webhook": {"url": "https://a.b/c", "secrets": ["whsec_MfKQ9r8GKYqrTwjU"]}}),
-        commands.encode_topic_expiry([(0, 0, 0, 0), (0, 0, 1, START_MS)]),
+        commands.encode_topic_expiry([TopicUse(0, 0, False, 0), TopicUse(0, 0, True, START_MS)]),
         commands.encode_topic_put(topic, {"expires_after_ms": 60_000}),
         commands.encode_subscription_put(topic, "some", {"max_messages": 1, "on_full": "drop"}),
         commands.encode_subscription_fill(FillBegin("n1", "", topic, "late", {})),
@@ -186,9 +188,9 @@ def entries() -> list[bytes]:
         schedules.encode_state("s", True), schedules.encode_delete("s"),
         schedules.encode_fire([schedules.Firing(
             "s", 1, FIRED_MS, FIRED_MS + 9_000, FIRED_MS + 50, 3, 0,
-            schedules.times([(FIRED_MS + 50, FIRED_MS + 60)]),
+            [(FIRED_MS + 50, FIRED_MS + 60)],
         )]),
-        schedules.encode_run("s", 1, schedules.times([(0, 0), (START_MS, 50)]), b"key"),
+        schedules.encode_run("s", 1, [(0, 0), (START_MS, 50)], b"key"),
     ]  # fmt: skip
     return [encode_entry(START_MS + 1_000, [body]) for body in bodies] + [encode_entry(START_MS + _DAY_MS, bodies[:4])]
 
@@ -379,13 +381,13 @@ def files() -> list[bytes]:
     events["at_ms"][1] = 1 << 60
     samples = [bytes([n]) + content for n, content in enumerate(found)]
     # Of nothing the checksum is zero.
-    return [*samples, b"\2" + events.tobytes(), b"\5HDID" + bytes(8), b"\5HDID" + bytes(30)]
+    return [*samples, b"\2" + events.tobytes(), b"\5HDLY" + bytes(8), b"\5HDLY" + bytes(30), b"\5HDID" + bytes(8)]
 
 
 def pieces(data: bytes) -> None:
     """Names, identities, records and rows of a snapshot, one after another."""
     for decode in (names.decode_names, identity.decode_identity):
-        with suppress(DamagedFile):
+        with suppress(DamagedFile, ConfigError):
             list(decode(data, "path"))
     if messages_in_files.check_record(data) is None:
         messages_in_files.decode_record(data)
@@ -460,18 +462,18 @@ def state(data: bytes) -> None:
     made = _made()
     loaded = Ledger(0, made.store, made.tables, made.names)
     if data[:1] == b"\1":
-        checkpoint.load(loaded, _dumped()[0], {START_HOUR: data[1:]})
+        checkpoint.decode(loaded, _dumped()[0], {HOURS: [(START_HOUR.to_bytes(4, "big"), data[1:])]})
     else:
-        checkpoint.load(loaded, data[1:], {})
+        checkpoint.decode(loaded, data[1:], {})
 
 
 def states() -> list[bytes]:
     made = _made()
-    main, hours = _dumped()
+    core, rows = _dumped()
     empty = Ledger(0, made.store, made.tables, made.names)
     return [
-        b"\0" + main, b"\0" + checkpoint.dump_main(empty), b"\1" + checkpoint.dump_hour(HourState()),
-        *(b"\1" + blob for blob in hours.values()),
+        b"\0" + core, b"\0" + checkpoint.dump_core(empty), b"\1" + checkpoint.dump_hour(HourState()),
+        *(b"\1" + blob for _, blob in rows[HOURS]),
     ]  # fmt: skip
 
 
@@ -479,8 +481,8 @@ _made = cache(world)
 
 
 @cache
-def _dumped() -> tuple[bytes, dict[int, bytes]]:
-    return checkpoint.dump(_made().ledger, everything=True)
+def _dumped() -> tuple[bytes, dict[bytes, list[tuple[bytes, bytes]]]]:
+    return checkpoint.dump(_made().ledger)
 
 
 def heads_file(data: bytes) -> None:
@@ -656,7 +658,7 @@ def body(data: bytes) -> None:
     kinds = sorted(_inputs(Request), key=lambda kind: kind.__name__)
     kind = kinds[data[0] % len(kinds)] if data else kinds[0]
     decode = msgspec.json.decode if data[1:2] != b"\2" else msgspec.msgpack.decode
-    decoded(lambda: decode(data[2:], type=kind), kind)
+    decoded(lambda data: decode(data, type=kind), data[2:], kind)
 
 
 def _inputs(kind: type) -> list[type]:
@@ -699,6 +701,48 @@ def answers() -> list[bytes]:
     return [bytes([n]) + body for n in range(6) for body in bodies]
 
 
+def forwarded(data: bytes) -> None:
+    """An answer from a node of another shard, whole and in pieces. What is accepted, and leaves the connection open,
+    another reader of HTTP reads alike."""
+    at_once, in_pieces = (_exchanged(data, step) for step in (len(data) or 1, 1 + len(data) // 7))
+    if at_once:
+        assert at_once == in_pieces
+    for whole in (at_once, in_pieces):
+        if whole:
+            other = http.client.HTTPResponse(_Sent(data))  # type: ignore[arg-type]
+            other.begin()
+            assert (other.status, other.read()) == (whole.status, whole.body)
+            assert not other.will_close
+
+
+def _exchanged(data: bytes, step: int) -> WholeAnswer | None:
+    """The answer, if the connection may be used again."""
+    exchange, whole = Exchange(), None
+    exchange.begin()
+    with suppress(Odd):
+        for at in range(0, len(data), step):
+            whole = exchange.feed(data[at : at + step])
+            assert whole is None or exchange.state is not State.ASKED
+    return whole if exchange.state is State.IDLE else None
+
+
+class _Sent:
+    """A socket with these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def forwarded_answers() -> list[bytes]:
+    some = [b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", b"HTTP/1.1 204 No Content\r\n\r\n"]
+    more = (b"Connection: close", b"Transfer-Encoding: chunked", b"Content-Length: 1", b"A: b", b"Upgrade: h2c")
+    some += [b"HTTP/1.1 503 \r\n%b\r\nContent-Length: 1\r\n\r\nx" % line for line in more]
+    return some
+
+
 def head(data: bytes) -> None:
     """Query and headers of a publish: a line each."""
     query, *lines = data.split(b"\n")
@@ -726,9 +770,9 @@ def text(data: bytes) -> None:
         lambda: forms.parse_duration("delay", raw),
         lambda: forms.parse_instant("deliver_at", raw),
         lambda: forms.check_topic(raw),
-        lambda: listing._states(raw),
-        lambda: options.check_tags(config, raw.split(",")),
-        lambda: options.check_traceparent(data[1:]),
+        lambda: states_of(raw),
+        lambda: publishing.check_tags(config, raw.split(",")),
+        lambda: publishing.check_traceparent(data[1:]),
         lambda: meta.unpack(meta.pack(Meta(ct=raw))),
     )[data[0] % 10 if data else 0]()
 
@@ -759,7 +803,7 @@ TARGETS: dict[str, Target] = {
     "raft": Target(raft, (FatalError,), rafts),
     "call": Target(call, (), calls),
     "journal": Target(journal, (DamagedFile, FatalError), journals),
-    "file": Target(file, (DamagedFile,), files),
+    "file": Target(file, (DamagedFile, ConfigError), files),
     "pieces": Target(pieces, (), piece_samples),
     "manifest": Target(manifest, (DamagedFile, ConfigError), manifests),
     "state": Target(state, (FatalError,), states),
@@ -772,6 +816,7 @@ TARGETS: dict[str, Target] = {
     "body": Target(body, (HadelayError,), bodies),
     "query": Target(query, (HadelayError,), queries),
     "answer": Target(answer, (), answers),
+    "forwarded": Target(forwarded, (), forwarded_answers),
     "head": Target(head, (HadelayError,), heads),
     "text": Target(text, (HadelayError,), texts),
     "config": Target(config, (ConfigError,), configs),

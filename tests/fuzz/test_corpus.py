@@ -22,7 +22,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_is_read_or_refused(name: str) -> None:
+def test_inputs_of_the_corpus_are_read_or_refused(name: str) -> None:
     kept = read(name)
     assert kept
     wrong = [(text, data.hex()) for data in [*TARGETS[name].samples(), *kept] if (text := attempt(TARGETS[name], data))]
@@ -34,7 +34,7 @@ def test_the_corpus_is_small() -> None:
     assert {path.stem for path in CORPUS.iterdir()} == {*TARGETS, "archive"}  # which needs pyarrow
 
 
-def test_what_raises_something_else_is_told() -> None:
+def test_unexpected_exceptions_are_reported() -> None:
     def broken(data: bytes) -> None:
         raise KeyError(data)
 

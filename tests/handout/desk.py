@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from chaos.sim import ledgercheck, memorycheck
+from chaos.sim import cursorcheck, ledgercheck, memorycheck
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
@@ -185,6 +185,7 @@ class Desk:
             ledgercheck.check(self.ledger)
             if self.delivery._grants is not None:
                 memorycheck.check(self.core)
+                cursorcheck.check(self.core)
                 memorycheck.check_leases(self.delivery)
         if done is not None:
             done(result, None)
@@ -242,6 +243,7 @@ class Desk:
     def poll(
         self, *topics: str, max: int = 10, wait: int = 60_000, lease: int = 30_000, consumer: str = "",
         request: bytes = b"", tags: Sequence[str] = (), any_tags: Sequence[str] = (), listed: bool = False,
+        group_max: int = 1,
     ) -> Poll:  # fmt: skip
         if not consumer:
             self._counter += 1
@@ -250,7 +252,8 @@ class Desk:
         def done(delivery: Delivery | None, error: HadelayError | None) -> None:
             self.received.append(Received(self, poll, delivery, error))
 
-        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, filter_of(tags, any_tags), listed)
+        wanted = filter_of(tags, any_tags)
+        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, wanted, listed, group_max)
         self.delivery.poll(poll)
         return poll
 

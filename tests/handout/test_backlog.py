@@ -9,7 +9,7 @@ import pytest
 from hadelay.codec.commands import encode_maintain, encode_purge, encode_topic_delete
 from hadelay.codec.commandtypes import Job
 from hadelay.handout import scans
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_HOUR, Desk
 
@@ -44,6 +44,52 @@ def test_more_overdue_than_the_window_holds(sync: str) -> None:
     assert desk.delivery.sweeper_found == 0
 
 
+@pytest.mark.parametrize("window", [3, 10, 40])
+def test_a_message_that_comes_late_to_a_second_that_is_being_scanned(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window is full, and the scan has passed the end of the second's chain: the message needs another scan."""
+    monkeypatch.setattr(scans, "SLICE", 1)
+    monkeypatch.setattr("hadelay.handout.scans._SECOND_COST", 1)
+    desk = Desk(window=window, checking=False)
+    desk.lead()
+    ids = desk.publish_many(60, at=500)
+    desk.run_to(600)
+    for _ in range(12):
+        desk.poll(max=4)
+        for _ in range(4):
+            desk.run(0.4)
+            ids += desk.publish_many(1, at=desk.now)
+    desk.consume(max=4)
+    desk.run(1_000)
+    assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in ids)
+    assert desk.delivery.sweeper_found == 0
+
+
+@pytest.mark.parametrize("events", range(6, 18))
+def test_a_message_that_comes_late_during_the_last_scan_of_its_second(
+    events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan finds all other messages of the second, and has room for them: only the note that one came meanwhile
+    leads to another scan. Without the note, the sweeper would have to find the message."""
+    monkeypatch.setattr(scans, "SLICE", 1)
+    monkeypatch.setattr("hadelay.handout.scans._SECOND_COST", 1)
+    desk = Desk(window=10, checking=False)
+    desk.lead()
+    ids = desk.publish_many(15, at=500)
+    desk.run_to(600)
+    (queue,) = desk.core.windows.by_name["t"].queues()
+    desk.poll(max=9)
+    desk.until(lambda: queue.now.scanning)
+    begun = desk.world.events
+    desk.until(lambda: desk.world.events >= begun + events)
+    late = desk.publish_many(1, at=desk.now)
+    desk.consume(max=4)
+    desk.run(2_000)
+    assert sorted(desk.delivered()) == sorted(map(desk.name_of, ids + late))
+    assert desk.core.scans.swept == 0
+
+
 @pytest.mark.usefixtures("small_slices")
 def test_a_window_that_runs_over_while_it_is_drained() -> None:
     desk = Desk(window=50, checking=False)
@@ -75,7 +121,7 @@ def test_one_second_with_more_than_fits_anywhere(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_after_a_take_over_a_large_backlog_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_backlog_is_found_after_a_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scans, "_CATCH_UP_ROWS", 150)
     desk = Desk(window=100, checking=False)
     desk.lead()
@@ -369,3 +415,31 @@ def test_topics_take_turns_when_only_one_poll_comes_at_a_time() -> None:
         assert answer.delivery is not None
         served.append(sorted({desk.ledger.topics[n].name for n in answer.delivery.rows["topic"].tolist()}))
     assert served == [["a"], ["b"], ["c"]] * 2
+
+
+@pytest.mark.parametrize("again_ms", [0, 400], ids=["one leader", "two leaders"])
+def test_the_sweeper_recounts_the_local_index(caplog: pytest.LogCaptureFixture, again_ms: int) -> None:
+    """Settled, leased, blocked and ready messages of the cursor's second are as many as its localIndex."""
+    desk = Desk(sweep_ms=50)
+    desk.lead()
+    desk.publish(*(f"m{n}" for n in range(20)), at=1_100)
+    desk.publish(*(f"late{n}" for n in range(5)), at=1_900)
+    desk.cancel("late0")
+    desk.poll(max=3)
+    desk.run_to(1_400)
+    if again_ms:
+        desk.depose()
+        desk.run(again_ms)
+        desk.new_leader()
+    counts: list[int | None] = []
+    recount = desk.core.recount
+    desk.core.recount = lambda: counts.append(recount()) or counts[-1]  # type: ignore[method-assign,func-returns-value]
+    desk.run(80)
+    assert counts[-1] == desk.core.cursor[2] == 21
+    assert desk.delivery.wrong_cursors == 0
+    (second,) = desk.core._preload._seconds.values()
+    second.coming.pop()  # the bug
+    desk.checking = False
+    desk.run(100)
+    assert desk.delivery.wrong_cursors > 0
+    assert "local_index_wrong" in caplog.text

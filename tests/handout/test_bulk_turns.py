@@ -8,7 +8,7 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.jobcommands import JobBegin, JobSpec
-from hadelay.ledger.bulkscan import SLICE, JobScan
+from hadelay.ledger.jobs.bulkscan import SLICE, JobScan
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_MS, Desk
 

@@ -7,7 +7,7 @@ import pytest
 
 from hadelay.codec.formats import INDEX
 from hadelay.codec.linking import INDEX_CRC
-from hadelay.ledger.chain import ChainWalk
+from hadelay.ledger.hours.chain import ChainWalk
 from hadelay.model import NONE32
 from tests.handout.desk import START_HOUR, START_MS, Desk
 
@@ -56,7 +56,7 @@ def test_an_empty_second_is_done_at_once() -> None:
     assert walk(desk, 59)[0] == []
 
 
-def test_what_comes_later_is_not_part_of_the_walk() -> None:
+def test_later_entries_are_not_part_of_the_walk() -> None:
     desk = filed(9)
     chain = ChainWalk(desk.store, START_HOUR, 60)
     desk.publish("late", at=60_500)
@@ -176,7 +176,7 @@ def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
 
 
 @pytest.mark.parametrize("sync", ["commit", "interval"])
-def test_what_is_looked_at_twice_while_it_is_damaged_is_handed_out_once(sync: str) -> None:
+def test_a_damaged_message_that_is_read_twice_is_handed_out_once(sync: str) -> None:
     desk = filed(9, sync=sync)
     desk.run_to(70_000)
     whole = desk.store.files[START_HOUR].idx.all[0].copy()

@@ -156,7 +156,7 @@ def test_a_slew_is_over_when_time_is_right_even_if_nobody_is_awake_to_end_it(wro
     assert abs(cluster.error_ms) <= abs(wrong_ms) + 1
 
 
-def test_without_a_majority_it_runs_on_alone() -> None:
+def test_cluster_time_without_a_majority_runs_on_alone() -> None:
     cluster = started()
     cluster.offset.update(b=20_000, c=-20_000)
     cluster.run(300)
@@ -215,7 +215,7 @@ def test_a_restarted_node_learns_the_time_from_any_peer() -> None:
     assert cluster.read() == T0 + 5
 
 
-def test_what_waited_says_nothing_to_a_clock_that_is_not_ready() -> None:
+def test_delayed_samples_do_not_start_a_clock_that_is_not_ready() -> None:
     """Found by the simulator (seed 18): it had waited 0.7 s behind a partition, and the others followed it back."""
     cluster = Cluster()
     cluster.clock.lead(0, cluster.mono)
@@ -228,7 +228,7 @@ def test_what_waited_says_nothing_to_a_clock_that_is_not_ready() -> None:
     assert abs(cluster.error_ms) <= 1
 
 
-def test_of_slow_answers_the_quickest_within_a_moment_counts() -> None:
+def test_the_quickest_of_slow_answers_within_a_moment_counts() -> None:
     cluster = Cluster()
     for rtt_s in (0.24, 0.16, 0.2):
         cluster.learn(cluster.true_ms - round(rtt_s * 600), rtt_s)
@@ -257,7 +257,7 @@ def test_a_timer_set_by_it_is_never_early() -> None:
         assert cluster.clock.read(cluster.mono + wait - 0.001) < due
 
 
-def test_skews_are_told() -> None:
+def test_skews_are_reported() -> None:
     cluster = started()
     cluster.offset.update(b=80, c=-30)
     cluster.run(4)
@@ -291,7 +291,7 @@ def test_a_follower_comes_back_to_a_leader_that_is_behind() -> None:
     assert cluster.error_ms == pytest.approx(-299, abs=3)
 
 
-def test_what_waited_takes_nothing_back() -> None:
+def test_delayed_samples_take_nothing_back() -> None:
     """Found by the simulator: heartbeats had waited behind a partition (seed 5229), or crept over a slow link and were
     all that was heard of a new leader (seed 221), and time fell back by their age."""
     cluster = Cluster()
@@ -337,7 +337,7 @@ def test_bounds_of_different_answers_are_taken_together() -> None:
     assert abs(cluster.error_ms) <= 2
 
 
-def test_who_led_takes_no_peers_word_until_another_leads() -> None:
+def test_a_former_leader_takes_no_peers_time_until_another_leads() -> None:
     """It may be the peer that did not follow."""
     cluster = started()
     cluster.clock.follow(cluster.mono)
@@ -364,7 +364,7 @@ def test_a_round_trip_of_which_one_way_took_all_moves_no_time(there: bool) -> No
     Half of it was taken off, and a new leader's time was milliseconds ahead of every wall clock: some came early."""
     cluster = Cluster()
 
-    def told(now_ahead_ms: int = 0) -> None:
+    def reported(now_ahead_ms: int = 0) -> None:
         """b and c send notes that took 8 ms, and what they answer took no time; or the other way round."""
         cluster.mono += 1.0
         cluster.tell("a")
@@ -374,10 +374,10 @@ def test_a_round_trip_of_which_one_way_took_all_moves_no_time(there: bool) -> No
 
     for ahead_ms in (0, 40, 0):  # of the wall clocks: so long as cluster time says so, the node keeps to it
         cluster.clock = ClusterClock("a", NODES)
-        told(ahead_ms)
+        reported(ahead_ms)
         assert abs(cluster.error_ms - ahead_ms) <= 1, "as it restarts"
         for _ in range(10):
-            told(ahead_ms)
+            reported(ahead_ms)
         assert abs(cluster.error_ms - ahead_ms) <= 1, "as a follower"
     cluster.clock.lead(0, cluster.mono)
     for _ in range(30):

@@ -10,7 +10,7 @@ from hadelay.codec.commands import encode_ack, encode_audited, encode_purge, enc
 from hadelay.codec.commandtypes import MAX_SEQ, Command
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
 from tests.handout.desk import Desk
 
 
@@ -37,7 +37,7 @@ def test_a_poll_that_waits_is_answered_when_something_falls_due(desk: Desk) -> N
     assert 29_990 <= d.until_ms[0] - d.now_ms <= 30_000
 
 
-def test_what_is_ready_comes_at_once_even_without_waiting(desk: Desk) -> None:
+def test_ready_messages_come_at_once_even_without_waiting(desk: Desk) -> None:
     desk.publish("a", "b", "c")
     desk.run(5)
     first, second = desk.poll(max=2, wait=0), desk.poll(wait=0)
@@ -255,7 +255,7 @@ def test_the_same_request_while_its_grant_is_on_its_way(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("sync", ["commit", "interval"])
-@pytest.mark.parametrize("moment", ["held", "on its way", "waiting"])
+@pytest.mark.parametrize("moment", ["taken", "on its way", "waiting"])
 def test_the_same_request_gets_nothing_of_topics_it_does_not_name(sync: str, moment: str) -> None:
     desk = Desk(sync=sync)
     desk.lead()
@@ -370,14 +370,14 @@ def test_the_cursor_is_proposed_while_it_changes_and_then_no_more(desk: Desk) ->
     for n in range(100):
         desk.publish(f"m{n}", at=2_000 + n * 10)
     desk.run_to(2_550)
-    assert abs(desk.ledger.cursor[2] - 52) <= 5
+    assert abs(desk.ledger.cursor[2] - 52) <= 6
     hour, second, local = desk.core.cursor
     assert second == 2
     assert local in (55, 56)
     desk.run_to(3_500)
     sent = [at for at, kind in desk.log if kind == Command.CURSOR]
     assert all(b - a >= 49 for a, b in pairwise(sent))
-    assert 18 <= len(sent) <= 22
+    assert 16 <= len(sent) <= 20
     assert desk.ledger.cursor == (hour, 2, 100)
     written = desk.index
     desk.run(9 * 60_000)
@@ -530,7 +530,7 @@ def knowing_how_long_grants_take(desk: Desk) -> None:
     desk.commit_ms = 1
 
 
-def test_a_lease_that_is_renewed_while_it_is_held_back_does_not_end_before_it_is_due(desk: Desk) -> None:
+def test_a_lease_renewed_while_its_delivery_is_deferred_does_not_end_before_it_is_due(desk: Desk) -> None:
     knowing_how_long_grants_take(desk)
     desk.publish("a", at=2_000)
     gone = desk.poll(consumer="x", request=b"1", lease=10)
@@ -572,7 +572,7 @@ def test_a_leader_that_slept_over_a_lease_renews_it_before_it_answers(desk: Desk
     ],
 )
 @pytest.mark.parametrize("deposed", [False, True])
-def test_once_a_pause_or_a_purge_is_answered_nothing_is_handed_out(command: bytes, deposed: bool) -> None:
+def test_nothing_is_handed_out_once_a_pause_or_a_purge_is_answered(command: bytes, deposed: bool) -> None:
     """What was granted ahead of its time and held back goes out before the answer."""
     desk = Desk(commit_ms=12)
     desk.lead()
@@ -604,7 +604,7 @@ def test_once_a_pause_or_a_purge_is_answered_nothing_is_handed_out(command: byte
     assert len(answers) == 2
 
 
-def test_a_pause_is_answered_behind_the_latest_of_the_deliveries_held_back(desk: Desk) -> None:
+def test_a_pause_is_answered_behind_the_latest_of_the_deferred_deliveries(desk: Desk) -> None:
     """The delivery that was granted last goes out before the other."""
     knowing_how_long_grants_take(desk)
     late = desk.poll(max=1)
@@ -623,9 +623,9 @@ def test_a_pause_is_answered_behind_the_latest_of_the_deliveries_held_back(desk:
 
 def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> None:
     desk.publish("held")
-    held = desk.poll()
+    taken = desk.poll()
     desk.run(10)
-    assert desk.answer(held).delivery.seq == 1  # type: ignore[union-attr]
+    assert desk.answer(taken).delivery.seq == 1  # type: ignore[union-attr]
     grants = desk.delivery._grants
     assert grants is not None
     grants.seq = MAX_SEQ - 1
@@ -635,10 +635,10 @@ def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> 
     answers = [desk.answer(poll) for poll in polls]
     assert [answer.delivery.seq for answer in answers] == [MAX_SEQ, 2, 3]  # type: ignore[union-attr]
     assert [desk.ack(answer) for answer in answers] == [[LeaseOutcome.DONE]] * 3  # type: ignore[arg-type]
-    assert desk.ack(desk.answer(held)) == [LeaseOutcome.DONE]  # type: ignore[arg-type]
+    assert desk.ack(desk.answer(taken)) == [LeaseOutcome.DONE]  # type: ignore[arg-type]
 
 
-def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_that_waiting_polls_give_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hadelay.handout.waiting.MAX_NAMED", 10)
     monkeypatch.setattr("hadelay.handout.waiting.MAX_UNKNOWN", 4)
     desk.publish("a", "b", topic="t")
@@ -660,3 +660,35 @@ def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.Monk
     assert desk.core.waiting.named == len(desk.core.waiting.queues) == 0
     assert not desk.core.windows.by_name.keys() - {"t", "u"}
     assert desk.answer(desk.poll("v", "w")) is None
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_repetition_gets_what_is_being_granted_to_a_poll_that_hung_up(desk: Desk, times: int) -> None:
+    """As when a consumer stops: it drops the poll, and fetches at once what the poll may have been granted. The grant
+    is not committed by then, and its messages would be leased to nobody."""
+    desk.commit_ms = 50
+    gone = desk.poll(consumer="c", request=b"r")
+    desk.publish("a")
+    desk.until(lambda: bool(desk.offers()))
+    for _ in range(times):
+        desk.delivery.cancel_poll(gone)
+        gone = desk.poll(consumer="c", request=b"r", wait=0)
+    desk.until(lambda: desk.answer(gone) is not None)
+    answer = desk.answer(gone)
+    assert answer is not None
+    assert (answer.error, answer.names, len(desk.received)) == (None, ["a"], 1)
+    assert desk.ack(answer) == [LeaseOutcome.DONE]
+    assert not desk.delivery._grants._requests  # type: ignore[union-attr]
+
+
+def test_a_poll_that_hung_up_during_its_grant_is_forgotten_afterwards(desk: Desk) -> None:
+    desk.commit_ms = 50
+    gone = desk.poll(consumer="c", request=b"r", lease=1_000)
+    desk.publish("a")
+    desk.until(lambda: bool(desk.offers()))
+    desk.delivery.cancel_poll(gone)
+    desk.run(60)
+    assert not desk.delivery._grants._requests  # type: ignore[union-attr]
+    later = desk.poll(consumer="c", request=b"r", wait=0)
+    desk.until(lambda: desk.answer(later) is not None)
+    assert desk.answer(later).names == ["a"]  # type: ignore[union-attr]

@@ -10,10 +10,10 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
-from hadelay.ledger import ttl
-from hadelay.ledger.describe import describe
-from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.messages import ttl
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
+from hadelay.ledger.views.describe import describe
+from hadelay.ledger.views.listing import ListQuery, listing
 from hadelay.model import DEAD_HOURS, FIRST, Event, State
 from hadelay.settings.node import RetentionConfig
 from tests.handout.desk import START_HOUR, START_MS, Desk
@@ -81,7 +81,7 @@ def test_no_search_passes_over_the_ttls_that_were_dropped() -> None:
     assert describe(desk.ledger, last).state == "expired"  # type: ignore[union-attr]
 
 
-def test_what_expires_is_settled_by_itself_at_its_time_and_nobody_gets_it() -> None:
+def test_expiring_messages_are_settled_by_themselves_at_their_time_and_nobody_gets_them() -> None:
     desk = Desk()
     desk.lead()
     desk.put(ttl_ms=20 * S)
@@ -118,7 +118,7 @@ def test_nothing_is_written_for_a_ttl_that_was_not_needed() -> None:
     assert len(desk.ledger.tables.range(b"ttl")) == len(desk.ledger.tables.range(b"ttlof")) == 3
 
 
-def test_what_was_offered_when_it_expired_is_not_granted_and_not_offered_again() -> None:
+def test_an_offered_message_that_expires_is_not_granted_and_not_offered_again() -> None:
     desk = Desk(commit_ms=50)
     desk.lead()
     desk.put(ttl_ms=S)
@@ -166,7 +166,7 @@ def test_a_lease_that_outlives_the_ttl_wins_and_then_it_is_over() -> None:
     nothing_forgotten(desk)
 
 
-def test_what_is_given_back_just_before_its_ttl_is_over_is_written_down_too() -> None:
+def test_a_message_given_back_just_before_its_ttl_ends_is_recorded_as_expired_too() -> None:
     """Found by seed 142919: whoever looked for what is over met it leased, and the nack was on its way."""
     desk = Desk(commit_ms=20)
     desk.lead()

@@ -13,8 +13,8 @@ from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
 from hadelay.codec.results import FireResult
 from hadelay.errors import OutcomeUnknown
-from hadelay.ledger import schedules as ledger_schedules
-from hadelay.ledger.schedules import Found
+from hadelay.ledger.schedules import schedules as ledger_schedules
+from hadelay.ledger.schedules.schedules import Found
 from hadelay.model import Draft
 from hadelay.server.delivery import schedules as firing
 from hadelay.timing import plan, zones
@@ -75,7 +75,7 @@ def test_an_idle_schedule_writes_nothing(desk: Desk) -> None:
     assert fires(desk) == 1
 
 
-def test_without_schedules_nothing_is_proposed(desk: Desk) -> None:
+def test_nothing_is_proposed_for_a_group_without_schedules(desk: Desk) -> None:
     desk.run(HOUR)
     assert fires(desk) == 0
     assert desk.ledger.schedules.tzdata == ""
@@ -134,7 +134,7 @@ def test_an_unknown_outcome_is_proposed_again_and_counts_once(desk: Desk) -> Non
     assert desk.ledger.topic("t").published == state.made  # type: ignore[union-attr]
 
 
-def test_what_was_never_committed_is_proposed_again(desk: Desk) -> None:
+def test_occurrences_that_were_never_committed_are_proposed_again(desk: Desk) -> None:
     put(desk, every(SECOND))
     desk.run(SECOND)
     before = found(desk).state
@@ -267,7 +267,7 @@ def test_a_change_does_not_pass_over_all_that_was_fired(desk: Desk) -> None:
             desk.do(schedules.encode_state("s07", False))
         elif change == "stale":
             desk.delivery._schedules._fired(  # type: ignore[union-attr]
-                [firing.Firing("s03", 1, found(desk, "s03").state.next, 0, 0, 0, 0, schedules.times(()))],
+                [firing.Firing("s03", 1, found(desk, "s03").state.next, 0, 0, 0, 0, ())],
                 FireResult(np.ones(1, np.uint8)), None,
             )  # fmt: skip
         else:
@@ -281,7 +281,7 @@ def test_a_change_does_not_pass_over_all_that_was_fired(desk: Desk) -> None:
     assert found(desk, "new").state.next > 0
 
 
-def test_a_zone_that_this_node_lacks_is_told_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zone_that_this_node_lacks_is_reported_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     put(desk, schedules.Spec("t", cron="* * * * *", timezone="Mars/Olympus"))
     put(desk, every(SECOND), "other")
     desk.run(SECOND)

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from hadelay.errors import NoLeader
+from hadelay.errors import NoLeader, OutcomeUnknown
+from hadelay.raft.ports import Done
 from tests.handout.desk import Desk
 
 
@@ -58,6 +59,25 @@ def test_messages_due_later_are_handed_out_when_due() -> None:
     assert next(r.at for r in d.received if r.names) == pytest.approx(3_000, abs=3)
 
 
+@pytest.mark.parametrize("rate", [100, 30])
+def test_an_interval_is_never_a_part_of_a_millisecond_short(rate: int) -> None:
+    """Hand-outs at any part of a millisecond, while times are whole milliseconds of cluster time. The leader has a turn
+    every 0.37 ms, and commits take no time: rounded timers and commits would hide an interval that is too short."""
+    d = desk(rate=rate, commit_ms=0)
+    d.checking = False
+    d.run_to(2_000)
+    d.consume(max=1)
+    for n in range(25):
+        d.publish(f"a{n}", f"b{n}", group="a")
+        end = d.now + 2_040 / rate + 3
+        while d.now < end:
+            d.delivery.cancel_poll(d.poll("other"))
+            d.run(0.37)
+    times = [r.at for r in d.received if r.names]
+    assert len(times) == 50
+    assert min(b - a for a, b in itertools.pairwise(times)) >= 1_000 / rate - 1e-6
+
+
 def test_a_new_leader_begins_with_empty_buckets() -> None:
     d = desk(rate=0.5)
     d.run_to(3_000)
@@ -102,6 +122,42 @@ def test_a_token_of_a_refused_offer_is_not_lost() -> None:
     assert d.delivered() in ([], ["a1"])
     d.run(10_100)
     assert d.delivered() == ["a1"]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_hand_out_whose_outcome_is_unknown_may_have_used_the_token(committed: bool) -> None:
+    """The grant may be committed late, and its consumer gets the message by a repeated request: the next message of the
+    group waits for its interval all the same."""
+    d = desk(rate=0.5, limit=3)
+    d.run_to(3_000)
+    d.publish("a1", "a2", group="a")
+    grants = d.delivery._grants
+    assert grants is not None
+    propose, late = grants.term._propose, list[bytes]()
+
+    def unknown(command: bytes, done: Done) -> None:
+        late.append(command)
+        d.runtime.call_soon(done, None, OutcomeUnknown("no majority answered in time"))
+
+    grants.term._propose = unknown
+    d.poll(max=1, consumer="x", request=b"1")
+    d.until(lambda: bool(late))
+    offered = d.now
+    grants.term._propose = propose
+    d.run(1)
+    if committed:
+        d.do(late[0])
+    d.consume()
+    d.run(1_900)
+    assert d.delivered() == []
+    d.run(200)
+    first = ["a2"] if committed else ["a1"]
+    assert d.delivered() == first
+    assert d.received[-1].at >= offered + 2_000 if d.received[-1].names else True
+    if committed:
+        d.poll(max=1, consumer="x", request=b"1")
+        d.run(10)
+        assert d.delivered() == ["a2", "a1"]
 
 
 def test_a_retry_needs_a_token_too() -> None:

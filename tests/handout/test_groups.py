@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from hadelay.codec import commands
-from hadelay.ledger.messagegroups import _Change
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.groups.messagegroups import Change
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_MS, Desk
 
@@ -164,7 +164,7 @@ def test_a_message_that_ends_before_the_dispatcher_saw_its_hour_is_not_uncounted
     assert d.delivery.ready_counts()[0][0] == 1
 
 
-def test_who_waits_longest_behind_a_group_is_known() -> None:
+def test_the_message_that_waits_longest_behind_a_group_is_known() -> None:
     """The leader walks over the groups with every sweep. A new leader and another head show at once or with the next
     sweep."""
     d = desk()
@@ -202,7 +202,7 @@ def test_a_group_that_waits_for_nothing_is_counted_and_named(ended: bool, caplog
     for name in "abc":
         d.publish(name, group="g")
     method = "remove" if ended else "fill"
-    with patch.object(_Change, method, lambda *_, **__: None):
+    with patch.object(Change, method, lambda *_, **__: None):
         d.cancel("a")
     d.run(11_000)
     assert d.delivery.groups.wrong == 1
@@ -234,7 +234,7 @@ def test_the_last_second_of_an_hour_is_loaded_after_the_next_hour_was_opened(mon
     monkeypatch.setattr("hadelay.handout.preload.SLICE", 2)
     d = desk(sweep_ms=2 * HOUR_MS)
     d.run_to(HOUR_MS - 60)
-    d.delivery._handout.ahead_ms = 80
+    d.delivery._latency.ms = 80
     for n in range(20):
         d.publish(f"m{n}", at=HOUR_MS - 10, group=f"g{n}")
     d.publish("next", at=HOUR_MS + 20)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commands import encode_purge, encode_topic_delete
 from hadelay.codec.commandtypes import Command
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS, Draft
 from hadelay.settings.node import RetentionConfig
 from tests.handout.desk import START_HOUR, Desk
@@ -15,7 +15,7 @@ from tests.handout.desk import START_HOUR, Desk
 DAY = 24 * HOUR_MS
 
 
-def test_what_nobody_consumes_is_carried_to_the_running_hour() -> None:
+def test_messages_that_nobody_consumes_are_carried_to_the_running_hour() -> None:
     desk = Desk(checking=False, sweep_ms=30_000)
     desk.lead()
     for n in range(5):
@@ -101,7 +101,7 @@ def test_a_long_lease_does_not_make_it_propose_for_ever() -> None:
     assert desk.delivered() == ["a", "a"]
 
 
-def test_what_a_deleted_topic_left_is_settled() -> None:
+def test_messages_of_a_deleted_topic_are_settled() -> None:
     desk = Desk(checking=False)
     desk.lead()
     desk.publish("a", "b", at=50_000)

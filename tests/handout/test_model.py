@@ -16,6 +16,7 @@ from chaos.sim import ledgercheck
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, TargetOutcome
 from hadelay.errors import Overloaded
 from tests.handout.desk import START_MS, Desk, Received
+from tests.scale import size
 
 TOPICS = ["a", "b", "c"]
 LEASE_MS = 2_000
@@ -36,7 +37,7 @@ class Dispatching(RuleBasedStateMachine):
         self.counter = 0
         self.due: dict[str, float] = {}
         self.attempts: Counter[str] = Counter()
-        self.held: dict[str, float] = {}  # until
+        self.leased: dict[str, float] = {}  # until
         #: When its end was answered: what was on its way to a consumer by then may still arrive.
         self.over: dict[str, float] = {}
         self.seen = 0
@@ -81,10 +82,10 @@ class Dispatching(RuleBasedStateMachine):
         self.desk.run(ms)
         self.look()
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.leased)
     @rule(data=st.data(), what=st.sampled_from(["ack", "nack", "nack later"]))
     def settle(self, data: st.DataObject, what: str) -> None:
-        name = data.draw(st.sampled_from(sorted(self.held)))
+        name = data.draw(st.sampled_from(sorted(self.leased)))
         received = next(r for r in reversed(self.desk.received) if name in r.names)
         if what == "ack":
             (outcome,) = self.desk.ack(received, name)
@@ -93,10 +94,10 @@ class Dispatching(RuleBasedStateMachine):
         else:
             (outcome,) = self.desk.nack(received, name, delay=0 if what == "nack" else 1_500)
         if outcome == LeaseOutcome.DONE:
-            self.held.pop(name)
+            self.leased.pop(name)
         else:
             # Interval mode: a hand-out that was lost with its leader. Else the lease has just run out.
-            assert self.sync == "interval" or self.desk.now >= self.held[name] - 1
+            assert self.sync == "interval" or self.desk.now >= self.leased[name] - 1
 
     @precondition(lambda self: self.due.keys() - self.over)
     @rule(data=st.data())
@@ -104,9 +105,9 @@ class Dispatching(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.due.keys() - self.over)))
         (outcome,) = self.desk.cancel(name)
         if outcome == CancelOutcome.CANCELLED:
-            assert self.sync == "interval" or name not in self.held or self.desk.now >= self.held[name] - 1
+            assert self.sync == "interval" or name not in self.leased or self.desk.now >= self.leased[name] - 1
             self.over[name] = self.desk.now
-            self.held.pop(name, None)
+            self.leased.pop(name, None)
 
     @rule()
     def hang_up(self) -> None:
@@ -158,7 +159,7 @@ class Dispatching(RuleBasedStateMachine):
             assert (d.until_ms[n] - d.now_ms) * 2 >= LEASE_MS, "half of the lease is left"
             if name not in known:
                 self.check_new(received, n, name)
-            self.held[name] = float(d.until_ms[n]) - START_MS
+            self.leased[name] = float(d.until_ms[n]) - START_MS
         for name in received.names:
             assert self.sync == "interval" or name not in self.over or received.at <= self.over[name]
 
@@ -177,8 +178,8 @@ class Dispatching(RuleBasedStateMachine):
         d = received.delivery
         assert d is not None
         if self.sync == "commit":
-            assert self.held.get(name, 0.0) <= received.at + 4, f"{name} is held by somebody else"
-        elif self.held.get(name, 0.0) > received.at + 4:
+            assert self.leased.get(name, 0.0) <= received.at + 4, f"{name} is held by somebody else"
+        elif self.leased.get(name, 0.0) > received.at + 4:
             assert d.redelivered[n], f"{name} comes again, unmarked"
         if self.sync == "commit":
             assert d.attempts[n] > self.attempts[name], f"{name}: the same attempt twice"
@@ -280,10 +281,10 @@ class DispatchingGroups(Dispatching):
     def check(self, received: Received) -> None:
         super().check(received)
         ledgercheck.check(self.desk.ledger)
-        held = Counter(
-            self.groups[name] for name, until in self.held.items() if until > received.at + 4 and name in self.groups
+        leased = Counter(
+            self.groups[name] for name, until in self.leased.items() if until > received.at + 4 and name in self.groups
         )
-        for (topic, group), count in held.items():
+        for (topic, group), count in leased.items():
             assert count <= (self.limits[topic] or count), f"{count} messages of {topic}/{group} at once"
         for name in received.names:
             topic, group = self.groups.get(name, ("", ""))
@@ -296,7 +297,9 @@ class DispatchingGroups(Dispatching):
                 self.last[group] = received.at
 
 
-_HOW = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+_HOW = settings(
+    max_examples=size(6, 15), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestCommitMode = Dispatching.TestCase
 TestCommitMode.settings = _HOW
 TestIntervalMode = DispatchingAtOnce.TestCase

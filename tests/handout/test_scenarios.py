@@ -148,10 +148,10 @@ class Player:
         desk.unstick()
 
     def do_hold(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
-        held: list[int] = []
-        desk.delivery.hold(lambda: held.append(int(desk.now)))
+        leased: list[int] = []
+        desk.delivery.hold(lambda: leased.append(int(desk.now)))
         desk.run(50)
-        return [f"{held[0]} held" if held else "not held"]
+        return [f"{leased[0]} held" if leased else "not held"]
 
     def do_resume(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
         desk.delivery.resume()

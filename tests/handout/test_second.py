@@ -25,7 +25,7 @@ def taken(second: Second, ms: int) -> list[int]:
     return second.take(START_MS + ms)[0].tolist()
 
 
-def test_by_millisecond_then_by_number() -> None:
+def test_entries_are_ordered_by_millisecond_then_by_number() -> None:
     second = Second(SECOND, 100)
     second.add(rows(500, 20, 500, 999))
     second.add(rows(20, 0, first=4))
@@ -52,7 +52,7 @@ def test_late_arrivals_join_a_second_that_runs() -> None:
     assert sorted(taken(second, 999)) == [3, *range(16, 310)]
 
 
-def test_what_was_due_before_its_second_is_due_at_once() -> None:
+def test_an_entry_due_before_its_second_is_due_at_once() -> None:
     second = Second(SECOND, 100)
     second.add(rows(500, -90_000, -5))
     assert second.next_ms == START_MS - 90_000

@@ -64,7 +64,7 @@ def test_more_for_one_filter_than_its_window_holds() -> None:
     assert desk.delivery.sweeper_found == 0
 
 
-def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
+def test_a_poll_without_a_filter_does_not_wait_for_entries_that_others_took() -> None:
     """All consumers but the last are selective: the topic's own window is full of what they took."""
     desk = Desk(window=64, checking=False)
     desk.lead()
@@ -80,7 +80,7 @@ def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
     assert desk.answer(poll).names == ["last"]  # type: ignore[union-attr]
 
 
-def test_what_was_offered_to_one_line_in_vain_comes_in_another() -> None:
+def test_an_entry_offered_to_one_line_in_vain_comes_in_another() -> None:
     desk = Desk()
     desk.lead()
     polls = [desk.poll(tags=["a"]), desk.poll(tags=["b"])]

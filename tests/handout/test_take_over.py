@@ -10,8 +10,9 @@ import pytest
 from hadelay.codec.commands import encode_cursor
 from hadelay.codec.commandtypes import Command
 from hadelay.errors import DamagedFile
+from hadelay.handout.dispatcher import TakeOver
 from hadelay.model import HOUR_MS
-from tests.handout.desk import START_HOUR, Desk
+from tests.handout.desk import START_HOUR, START_MS, Desk
 
 
 def fallen(desk: Desk) -> None:
@@ -21,7 +22,7 @@ def fallen(desk: Desk) -> None:
     desk.received.clear()
 
 
-def test_what_fell_due_meanwhile_comes_at_once_and_in_order() -> None:
+def test_messages_that_fell_due_meanwhile_come_at_once_and_in_order() -> None:
     desk = Desk()
     desk.lead()
     for n in range(40):
@@ -158,6 +159,38 @@ def test_a_tick_ahead_of_the_clock_is_waited_for() -> None:
     assert desk.answer(second).names == ["a"]  # type: ignore[union-attr]
 
 
+def test_time_does_not_run_back_behind_the_tick() -> None:
+    """Clock alignment: what the tick adds to the last stamp. Commits are slow, so grants are proposed ahead of their
+    time, and the cursor rides with them. A consumer got a message at its due time; then the leader fell. The new one
+    knows nothing but the last stamp, 50 ms before, and hands out nothing until its clock has reached the tick."""
+    desk = Desk(commit_ms=30)
+    desk.lead()
+    for n in range(8):
+        desk.publish(f"before{n}", at=500 + n * 400)
+    desk.publish("a", at=5_000)
+    desk.consume(ack=False)
+    desk.until(lambda: bool(desk.offers()) and desk.now > 4_500)
+    riding = desk.delivery.riding_cursor()
+    assert riding is not None
+    desk.propose(*riding)
+    stamp = desk.cluster_ms()
+    desk.until(lambda: desk.received[-1].names == ["a"])
+    assert desk.received[-1].delivery.now_ms >= START_MS + 5_000  # type: ignore[union-attr]
+    assert desk.ledger.now_ms - START_MS == stamp < 4_960
+    assert desk.ledger.cursor[1] == 5
+    fallen(desk)
+    desk.commit_ms = 1
+    desk.new_leader(clock_behind_ms=int(desk.now) - stamp)
+    assert desk.cluster_ms() == stamp
+    desk.publish("b", at=4_970)
+    poll = desk.poll()
+    desk.until(lambda: desk.answer(poll) is not None)
+    after = desk.answer(poll)
+    assert after is not None
+    assert after.names == ["b"]
+    assert after.delivery.now_ms >= START_MS + 5_000  # type: ignore[union-attr]
+
+
 def test_a_clock_that_is_behind_hands_out_nothing_early() -> None:
     desk = Desk()
     desk.lead()
@@ -218,6 +251,125 @@ def test_the_present_does_not_wait_for_the_past(monkeypatch: pytest.MonkeyPatch)
     assert desk.world.events - took_over < 500
 
 
+def test_the_next_due_message_does_not_wait_for_what_is_owed_before_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader resumes at the cursor: the backlog before it costs no slice before the next hand-out."""
+    monkeypatch.setattr("hadelay.handout.scans.SLICE", 50)
+    desk = Desk(checking=False)
+    desk.lead()
+    backlog = desk.publish_many(3_000, topic="nobody", at=1_000, spread_ms=9_000)
+    desk.publish("missed", at=20_200)
+    desk.run_to(20_050)
+    desk.publish("reached", at=20_040)
+    desk.run(60)
+    assert desk.ledger.cursor[1] == 20
+    fallen(desk)
+    desk.run_to(20_400)
+    desk.new_leader()
+    desk.publish("due", at=20_400)
+    missed = desk.poll(max=2)
+    desk.until(lambda: bool(desk.offers()))
+    # At most two slices have looked at the backlog when the first messages are offered.
+    assert desk.core.scans.found <= 102
+    desk.until(lambda: desk.answer(missed) is not None)
+    assert desk.answer(missed).names == ["reached", "missed"]  # type: ignore[union-attr]
+    rest = desk.poll()
+    desk.until(lambda: desk.answer(rest) is not None)
+    assert desk.answer(rest).names == ["due"]  # type: ignore[union-attr]
+    desk.until(lambda: not desk.core.scans.jobs)
+    assert desk.core.scans.found >= len(backlog)
+    desk.consume("nobody")
+    desk.run(3_000)
+    assert len(desk.delivered()) == len(backlog) + 3
+    assert desk.delivery.sweeper_found == 0
+
+
+def test_a_large_second_that_was_reached_to_its_end_is_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The localIndex says how much of the cursor's second was reached: all of it here, so nothing goes first."""
+    monkeypatch.setattr("hadelay.handout.scans.SLICE", 50)
+    monkeypatch.setattr("hadelay.handout.dispatcher.SLICE", 50)
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish_many(1_000, topic="nobody", at=20_000)
+    desk.run_to(20_500)
+    desk.run(100)
+    assert desk.ledger.cursor == (START_HOUR, 20, 1_000)
+    fallen(desk)
+    desk.run_to(21_500)
+    desk.new_leader()
+    assert not desk.core.scans.first
+    desk.publish("now")
+    desk.poll()
+    desk.until(lambda: bool(desk.offers()))
+    assert desk.core.scans.found <= 100
+
+
+@pytest.mark.parametrize("again_ms", [2_700, 3_200], ids=["within the second", "after it"])
+def test_the_local_index_counts_what_earlier_leaders_reached(again_ms: int) -> None:
+    """The localIndex is right after a take-over, whoever made the second's messages ready, and whoever has them."""
+    desk = Desk()
+    desk.lead()
+    names = [f"m{n}" for n in range(100)]
+    for n, name in enumerate(names):
+        desk.publish(name, at=2_000 + n * 10)
+    desk.cancel("m70", "m95")
+    desk.poll(max=20, lease=60_000)
+    desk.run_to(2_505)
+    desk.ack(desk.received[0])
+    fallen(desk)
+    desk.run_to(again_ms)
+    desk.new_leader()
+    desk.consume(max=7)
+    desk.cancel("m99" if again_ms < 3_000 else "m60")
+    desk.run_to(again_ms + 100)
+    reached = 100 if again_ms > 3_000 else 81 + 2
+    # m99 and m95 were cancelled before they were due: nothing of them is to come.
+    assert desk.core.cursor == (START_HOUR, 2, reached)
+    desk.run_to(4_000)
+    assert desk.core.cursor == desk.ledger.cursor == (START_HOUR, 2, 100)
+
+
+def test_a_new_leader_says_how_it_resumed(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    taken: list[TakeOver] = []
+    desk.lead()
+    desk.publish(*(f"old{n}" for n in range(5)), at=1_000)
+    desk.poll(max=2, lease=60_000)
+    desk.run_to(1_100)
+    desk.publish("reached", at=4_000)
+    desk.run_to(4_100)
+    desk.publish("missed", at=5_300)
+    fallen(desk)
+    desk.run_to(6_000)
+    desk.new_leader(lead=False)
+    desk.delivery.on_take_over = taken.append
+    with caplog.at_level("INFO"):
+        desk.lead()
+        desk.run(20)
+    # Three of `old`, `reached` and `missed` are owed; `reached`, in the cursor's second, is late by 2 s.
+    assert taken == [TakeOver(START_HOUR, 4, 1, overdue=5, leases=2, lag_ms=2_000)]
+    (record,) = [record for record in caplog.records if record.message == "took_over"]
+    assert (record.overdue, record.leases, record.lag_ms) == (5, 2, 2_000)  # type: ignore[attr-defined]
+    desk.run(5_000)
+    assert len(taken) == 1
+
+
+def test_messages_that_fall_due_between_two_leaders_of_one_second_are_late() -> None:
+    desk = Desk()
+    taken: list[TakeOver] = []
+    desk.lead()
+    desk.publish("a", at=2_100)
+    desk.publish("b", at=2_400)
+    desk.run_to(2_300)
+    fallen(desk)
+    desk.run_to(2_900)
+    desk.new_leader(lead=False)
+    desk.delivery.on_take_over = taken.append
+    desk.lead()
+    desk.run(20)
+    assert [(one.second, one.local, one.overdue) for one in taken] == [(2, 1, 0)]
+    assert taken[0].lag_ms == 800  # of a, which nobody had polled for
+
+
 def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
     desk = Desk(commit_ms=5)
     desk.lead()
@@ -225,13 +377,13 @@ def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
         desk.publish(f"m{n}", at=1_000 + n * 10)
     desk.consume(ack=False)
     desk.run_to(2_003)
-    held: list[float] = []
-    desk.delivery.hold(lambda: held.append(desk.now))
+    leased: list[float] = []
+    desk.delivery.hold(lambda: leased.append(desk.now))
     desk.run(300)
-    assert held[0] < 2_003 + 15
+    assert leased[0] < 2_003 + 15
     before = desk.delivered()
     assert desk.ledger.cursor == desk.core.cursor
-    assert not [at for at, kind in desk.log if kind == Command.GRANT and at > held[0]]
+    assert not [at for at, kind in desk.log if kind == Command.GRANT and at > leased[0]]
     fallen(desk)
     desk.new_leader()
     desk.consume(ack=False)
@@ -242,12 +394,12 @@ def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
 def test_a_transfer_that_failed_goes_on() -> None:
     desk = Desk()
     desk.lead()
-    held: list[bool] = []
-    desk.delivery.hold(lambda: held.append(True))
+    leased: list[bool] = []
+    desk.delivery.hold(lambda: leased.append(True))
     poll = desk.poll()
     desk.publish("a")
     desk.run(300)
-    assert held
+    assert leased
     assert desk.answer(poll) is None
     desk.delivery.resume()
     desk.run(10)
@@ -258,9 +410,9 @@ def test_a_transfer_of_an_idle_leader_needs_no_commit() -> None:
     desk = Desk()
     desk.lead()
     desk.run(10)
-    held: list[bool] = []
-    desk.delivery.hold(lambda: held.append(True))
-    assert held
+    leased: list[bool] = []
+    desk.delivery.hold(lambda: leased.append(True))
+    assert leased
     assert desk.index == 0
 
 
@@ -281,10 +433,10 @@ def test_many_take_overs_lose_and_repeat_nothing() -> None:
     desk.consume()
     desk.run_to(20_000)
     came += desk.delivered()
-    held = [desk.name_of(int(i)) for g in desk.ledger.grants.values() for i in _ids(desk, g)]
+    leased = [desk.name_of(int(i)) for g in desk.ledger.grants.values() for i in _ids(desk, g)]
     # What was granted while nobody was there to be told comes after its lease; nothing comes twice before.
     assert len(came) == len(set(came))
-    assert sorted(set(came) | set(held)) == sorted(names)
+    assert sorted(set(came) | set(leased)) == sorted(names)
 
 
 def _ids(desk: Desk, grant: object) -> list[int]:

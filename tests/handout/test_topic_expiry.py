@@ -9,7 +9,7 @@ import pytest
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from hadelay.errors import Overloaded
-from hadelay.ledger.topicchanges import MAX_GENERATION
+from hadelay.ledger.topics.topicchanges import MAX_GENERATION
 from tests.handout.desk import Desk
 
 MINUTE = 60_000
@@ -56,7 +56,7 @@ def test_short_polls_count_across_changes_of_leader() -> None:
     assert exist(desk, "t") == [False]
 
 
-def test_a_poll_counts_although_apply_could_not_be_told_at_first() -> None:
+def test_a_poll_counts_although_its_first_report_failed() -> None:
     desk = brief("t")
     desk.run_to(50_000)
     desk.poll("t", wait=0)
@@ -83,9 +83,9 @@ def test_many_topics_end_in_bounded_commands(caplog: pytest.LogCaptureFixture) -
     desk.run_to(3 * MINUTE)
     assert not desk.ledger.topics.expiring
     assert desk.kinds().count(Command.TOPIC_EXPIRY) == 3
-    told = [record.__dict__ for record in caplog.records if record.message == "topics_expired"]
-    assert sorted(record["count"] for record in told) == [200, 500, 500]
-    assert all(len(record["topics"]) == 20 for record in told)
+    reported = [record.__dict__ for record in caplog.records if record.message == "topics_expired"]
+    assert sorted(record["count"] for record in reported) == [200, 500, 500]
+    assert all(len(record["topics"]) == 20 for record in reported)
     since = desk.now
     desk.run(5 * MINUTE)
     assert Command.TOPIC_EXPIRY not in desk.kinds(since)

@@ -27,29 +27,31 @@ from hadelay.codec.meta import Meta
 from hadelay.http.app import HttpServer
 from hadelay.model import encode_id
 from hadelay.settings.node import HttpConfig
-from tests.http.memory_service import MemoryService
 
 PORTS = {"bare": 18471, "ours": 18472}
 ROUNDS, SECONDS = 3, 4
 BODY = b"x" * 200
 
 
-class Stub(MemoryService):
+class Stub:
     """Commits once per pass of the loop, for all publishes that came in it: as a batcher does, without the disk."""
 
+    node = leader_name = "n1"
+
     def __init__(self) -> None:
-        super().__init__()
+        self.consume = self.cluster = self
+        self._index = count()
         self.queue: list[tuple[list[Any], Any]] = []
         self.columns: list[Any] = []
 
-    def publish(self, drafts: list[Any], request_key: bytes | None, done: Any) -> None:
+    def publish(self, drafts: list[Any], request_key: bytes | None, done: Any, by: str = "") -> None:
         if not self.queue:
             asyncio.get_running_loop().call_soon(self.commit)
         self.queue.append((drafts, done))
 
     def commit(self) -> None:
         queue, self.queue = self.queue, []
-        now = self.now_ms()
+        now = time.time_ns() // 1_000_000
         for drafts, done in queue:
             done(Receipts([next(self._index) for _ in drafts], [now + d.when_ms for d in drafts]), None)
 

@@ -1,7 +1,8 @@
 """Every answer of the API, byte for byte, as clients know it: members, their order, what is null, what is absent.
 
 golden/answers.txt is a scenario (tests/scenarios.py). Lines: `Name: value`, a header of the next request; a request,
-its path, its body; and what is done to the node in between. $n stands for the id of message n, %n for its last lease.
+its path, its body; and what is done to the node in between. $n stands for the id of message n, %n for its last lease,
+%% for the lease that was given last, & for the last snapshot.
 `pytest tests/http/test_golden.py --rewrite` accepts what is answered now, which is then a change of the API.
 """
 
@@ -12,75 +13,51 @@ import http.client
 import re
 import secrets
 import socket
+import string
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from hadelay import errors
-from hadelay.api.messages import Message
-from hadelay.api.service import Leader, Target
-from hadelay.api.text import format_instant
-from hadelay.api.topics import Consumer, Lateness, Topic
+from hadelay.api.service import Leader
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES, HttpServer
 from hadelay.http.openapi import document
-from hadelay.model import HOUR_MS, Event, PastEvent, encode_id
-from hadelay.server.service.messages import event_of
+from hadelay.model import encode_id
 from hadelay.settings.node import HttpConfig
 from tests import scenarios
-from tests.http.conftest import MAX_DELAY_MS
-from tests.http.memory_service import MemoryService
+from tests.http.conftest import MAX_DELAY_MS, unasked
+from tests.http.served import Served, serve
 from tests.ledger.world import START_MS
 
 GOLDEN = Path(__file__).parent / "golden"
 #: Of the machine, the second, or aiohttp.
 _PASSING = {"date", "server"}
+#: File of the state in the answer for a snapshot: its name has the applied index.
+_STATE = re.compile(r'("name":"state-)[0-9]+(","bytes":")[0-9]+(","crc32c":")[0-9a-f]+')
+#: Applied index, as JSON, in a snapshot's id, and as hex of MessagePack: it depends on the passes of the event loop.
+_APPLIED = re.compile(
+    r'("(?:applied_)?index":"|/snapshots/|"id":")[0-9]+(?=["-])|(6170706c6965645f696e646578)a[1-9](?:3[0-9])+'
+)
+#: Number of passes of the event loop in which a node does what is due.
+_TURNS = 100
 _PROBLEMS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
 
 
-class GoldenService(MemoryService):
-    """Its clock stands still, and it shows everything that can be shown."""
-
-    clock_ms = START_MS + 123
-
-    @staticmethod
-    def now_ms() -> int:
-        return GoldenService.clock_ms
-
-    async def describe(self, target: Target, *, body: bool, stale: bool, wait_ms: int = 0) -> Message[str]:
-        found = await super().describe(target, body=body, stale=stale, wait_ms=wait_ms)
-        if found.topic == "traced":
-            at, hour = START_MS, START_MS // HOUR_MS
-            events = [
-                PastEvent(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
-                PastEvent(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
-                PastEvent(Event.LEASED, at + 3, 2, "c1", "n2"),
-                PastEvent(Event.LEASE_EXPIRED, at + 4, 2, None, None),
-                PastEvent(Event.MOVED, at + 5, 2, None, "n1", from_hour=hour, to_hour=hour + 1),
-                PastEvent(Event.DEAD, at + 6, 2, None, None),
-                PastEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
-                PastEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
-            ]
-            found = replace(found, history=[event_of(event) for event in events])
-        return found
-
-    def _topic(self, name: str) -> Topic[str]:
-        view = super()._topic(name)
-        if name == "orders":
-            seen = [Consumer("worker-1", format_instant(START_MS), "n2", True)]
-            return replace(view, bytes=12_345, lateness=Lateness(7, 1.5, 20.25, 21.0), consumers=seen)
-        return view
-
-
 class Player:
-    def __init__(self, server: HttpServer, service: GoldenService) -> None:
-        self.server, self.service = server, service
+    """Asks a node whose clock stands still, or one without a leader."""
+
+    def __init__(self, server: HttpServer, lost: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        assert isinstance(server.service, Served)
+        self.server = self.leading = server
+        self.service, self.lost, self.loop = server.service, lost, loop
         self.headers: dict[str, str] = {}
         self.asked: set[str] = set()
+        #: Id of the last snapshot.
+        self.snapshot = ""
 
     def play(self, line: str) -> list[str]:
         if match := re.fullmatch(r"([A-Za-z-]+): (.*)", line):
@@ -93,27 +70,39 @@ class Player:
         return []
 
     def _named(self, text: str) -> str:
-        stored = list(self.service.stored.values())
-        text = re.sub(r"\$(\d+)", lambda match: encode_id(stored[int(match[1])].id), text)
-        return re.sub(r"%(\d)(?!\d|[A-F])", lambda match: stored[int(match[1])].lease, text)
+        ids, leases = self.service.ids, self.service.leases
+        text = re.sub(r"\$(\d+)", lambda match: encode_id(ids[int(match[1])]), text)
+        if "%%" in text:
+            text = text.replace("%%", list(leases.values())[-1])
+        text = re.sub(r"%(\d+)(?!\d|[A-F])", lambda match: leases[encode_id(ids[int(match[1])])], text)
+        return text.replace("&", self.snapshot) if text.startswith("/v1/snapshots") else text
 
     def _do(self, word: str, rest: str) -> None:
         service = self.service
         if word == "later":
-            GoldenService.clock_ms += int(rest)
-        elif word == "state":
-            number, state = rest.split()
-            list(service.stored.values())[int(number)].state = state
+            self._settled(int(rest))
         elif word == "fail":
             kind, retry_ms, detail = rest.split(" ", 2)
             service.fail = _PROBLEMS[kind](detail, retry_after_ms=int(retry_ms) or None)
         elif word == "well":
-            service.fail, service.leader, service.leader_name = None, Leader("n1", "", True), "n1"
+            service.fail = service.leader = None
+            self.server = self.leading
+        elif word == "leader" and rest:
+            service.leader = Leader(rest, "http://n2.example:8400", False)
         elif word == "leader":
-            service.leader = Leader(rest, "http://n2.example:8400", False) if rest else None
-            service.leader_name = rest or None
+            self.server = self.lost
         else:
             raise AssertionError(f"{word}: no request, and nothing that is done here")
+
+    def _settled(self, later_ms: int = 0) -> None:
+        """Move the clock, and let the node do what is due."""
+
+        async def pass_turns() -> None:
+            self.service.runtime.move(later_ms / 1000)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(pass_turns(), self.loop).result(20)
 
     def _ask(self, method: str, target: str, body: str) -> list[str]:
         headers, self.headers = self.headers, {}
@@ -130,8 +119,15 @@ class Player:
             answer = http.client.HTTPResponse(connection, method=method)
             answer.begin()
             found = answer.read()
-        passing = _PASSING | ({"content-length"} if target == "/metrics" else set())
-        said = sorted(f"{name}: {value}" for name, value in answer.getheaders() if name.lower() not in passing)
+        self._settled()
+        if target == "/v1/snapshots":
+            self.snapshot = msgspec.json.decode(found)["id"]
+        passing = _PASSING | ({"content-length"} if target in ("/metrics", "/v1/cluster") else set())
+        said = sorted(
+            _APPLIED.sub(r"\1…", f"{name}: {value}")
+            for name, value in answer.getheaders()
+            if name.lower() not in passing
+        )
         return [f"{answer.status} {answer.reason}", *said, *_shown(found, answer.getheader("Content-Type", ""), target)]
 
 
@@ -139,34 +135,40 @@ def _shown(data: bytes, kind: str, target: str) -> list[str]:
     if not data:
         return []
     if kind in ("application/msgpack", "application/octet-stream"):
-        return [data.hex()]
-    lines = data.decode().splitlines()
+        return [_APPLIED.sub(r"\1\2…", data.hex())]
+    lines = [_APPLIED.sub(r"\1\2…", _STATE.sub(r"\1…\2…\3…", line)) for line in data.decode().splitlines()]
     if target == "/metrics":  # its own process has other numbers each time
-        lines = [line for line in lines if re.search("hadelay_(messages|nobody|raft_term|delivery_late)", line)]
+        lines = [line for line in lines if re.search("hadelay_(messages|raft_term|topic_messages)", line)]
     return lines
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpServer]:
-    monkeypatch.setattr(secrets, "token_urlsafe", lambda size: "A" * 43)
-    monkeypatch.setattr(GoldenService, "clock_ms", START_MS + 123)
-    config = HttpConfig(listen="127.0.0.1:0", hosts=["x"])
-    server = HttpServer(GoldenService(), config, MAX_DELAY_MS)
-    await server.start()
-    yield server
-    await server.stop(1)
+async def servers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[HttpServer]]:
+    """A server of a node that leads, and one of a node that knows no leader."""
+    letters = iter(string.ascii_uppercase)
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda size: next(letters) * 43)
+    left = "hadelay.server.service.cluster.others_left"
+    monkeypatch.setattr(left, lambda node, without: [name for name in ("n1", "n2") if name != without])
+    config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], no_leader_wait_ms=20)
+    services = [await serve(config, at_ms=START_MS + 123), await serve(config, lost=True)]
+    servers = [HttpServer(service, config, MAX_DELAY_MS) for service in services]
+    for server in servers:
+        await server.start()
+    yield servers
+    for server, service in zip(servers, services, strict=True):
+        await server.stop(1)
+        service.close()
 
 
-async def test_answers(server: HttpServer, request: pytest.FixtureRequest) -> None:
-    assert isinstance(server.service, GoldenService)
-    player = Player(server, server.service)
+async def test_answers(servers: list[HttpServer], request: pytest.FixtureRequest) -> None:
+    player = Player(*servers, asyncio.get_running_loop())
     await asyncio.to_thread(scenarios.check, GOLDEN / "answers.txt", player, request)
     assert {route.name for route in ROUTES.all} - player.asked == {"openapi"}
 
 
-async def test_openapi(server: HttpServer, request: pytest.FixtureRequest) -> None:
+def test_openapi(request: pytest.FixtureRequest) -> None:
     """Without the prose, references by their last name; an operation or a schema per line."""
-    described = _bare(msgspec.json.decode(document(server.routes.all)))
+    described = _bare(msgspec.json.decode(document(unasked().routes.all)))
     parts = [
         (f"{method} {path}", of) for path, methods in described.pop("paths").items() for method, of in methods.items()
     ]

@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.freeports import free_ports
+from hadelay.api.service import Receipts
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.http.app import HttpServer
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
-from tests.http.memory_service import MemoryService
+from tests.http.served import serve
 
 POST = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\n"
 
@@ -48,17 +49,20 @@ def bodies(node: Node) -> list[bytes]:
     return [bytes(draft.body) for draft in node.service.published]
 
 
-def test_what_comes_with_the_connect_goes_the_short_way() -> None:
+def test_a_request_that_comes_with_the_connect_takes_the_short_way() -> None:
     """uvloop tells of a connection and of its first bytes in one pass, before aiohttp's handler has begun."""
 
     async def run() -> None:
-        server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
+        http = HttpConfig(listen="127.0.0.1:0", hosts=["x"])
+        service = await serve(http)
+        server = HttpServer(service, http, 1 << 40)
         host, port = (await server.start()).split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(publish(b"at once"))
             client.setblocking(False)
             answer = await asyncio.get_running_loop().sock_recv(client, 1024)
         await server.stop(1)
+        service.close()
         assert answer.startswith(b"HTTP/1.1 201 ")
         # Only the short way remembers heads.
         assert len(server.heads.recent) == 1
@@ -83,7 +87,8 @@ async def test_a_request_in_two_pieces(node: Node, cut: int) -> None:
     assert bodies(node)[6:] == [b"body 3", b"whole 3"]
 
 
-async def test_a_large_body_and_then_small_ones(node: Node) -> None:
+async def test_a_large_body_and_then_small_ones(roomy: Node) -> None:
+    node = roomy
     reader, writer = await open_warm(node)
     for body in (b"x" * 900_000, b"a", b"y" * 900_000, b"b"):
         writer.write(publish(body))
@@ -96,10 +101,10 @@ async def test_pipelined_requests_are_answered_in_order(node: Node) -> None:
     node.service.hold()
     gets = b"GET /v1/topics/none HTTP/1.1\r\nHost: x\r\n\r\n"
     writer.write(publish(b"0") + publish(b"1") + gets + publish(b"2") + publish(b"3", b"Expect: 100-continue\r\n"))
-    await until(lambda: bool(node.service.held))
+    await until(lambda: bool(node.service.deferred))
     writer.write(publish(b"4") * 3)
     await asyncio.sleep(0.01)
-    assert len(node.service.held or ()) == 1  # one at a time, so that the answers keep the order
+    assert len(node.service.deferred or ()) == 1  # one at a time, so that the answers keep the order
     node.service.release()
     statuses = []
     while len(statuses) < 9:
@@ -216,7 +221,7 @@ async def test_heads_that_could_mean_two_things(node: Node, head: bytes) -> None
     assert not node.service.published
 
 
-async def test_what_is_not_http(node: Node) -> None:
+async def test_bytes_that_are_not_http(node: Node) -> None:
     reader, writer = await node.raw()
     writer.write(b"\x16\x03\x01 hello there\r\n\r\n")
     status, headers, body = await read_answer(reader)
@@ -272,31 +277,31 @@ async def test_hang_up_while_a_publish_is_under_way(node: Node, caplog: pytest.L
         _, writer = await open_warm(node)
         node.service.hold()
         writer.write(publish(b"x", extra))
-        await until(lambda: bool(node.service.held))
+        await until(lambda: bool(node.service.deferred))
         writer.transport.abort()
-        await until(lambda: len(node.server._server.connections) == 0)  # type: ignore[union-attr]
+        await until(lambda: len(node.server._servers[0].connections) == 0)
         node.service.release()
-    assert len(node.service.published) == 2
+    await until(lambda: len(node.service.published) == 2)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 async def test_hang_up_while_a_poll_waits_withdraws_it(node: Node) -> None:
     _, writer = await node.raw()
     writer.write(RECEIVE)
-    await until(lambda: node.server.waiting == 1)
+    await until(lambda: node.server.waiting.count == 1)
     writer.close()
     await until(lambda: node.service.withdrawn == 1)
-    assert node.server.waiting == 0
+    assert node.server.waiting.count == 0
 
 
 async def test_hang_up_with_more_requests_behind_a_poll_that_waits(node: Node) -> None:
     _, writer = await open_warm(node)
     writer.write(RECEIVE + publish(b"never begun"))
-    await until(lambda: node.server.waiting == 1)
+    await until(lambda: node.server.waiting.count == 1)
     writer.write(publish(b"nor this"))
     writer.close()
     await until(lambda: node.service.withdrawn == 1)
-    assert node.server.waiting == 0
+    assert node.server.waiting.count == 0
     assert not node.service.published
 
 
@@ -326,24 +331,32 @@ async def test_a_slow_commit_is_not_an_idle_connection(make_node: Make) -> None:
     reader, writer = await open_warm(node)
     node.service.hold()
     writer.write(publish(b"x"))
-    await until(lambda: bool(node.service.held))
+    await until(lambda: bool(node.service.deferred))
     await asyncio.sleep(0.1)
     node.service.release()
     assert (await read_answer(reader))[0] == 201
 
 
-async def test_a_slow_reader_is_dropped(make_node: Make) -> None:
+async def test_a_slow_reader_is_dropped(make_node: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def length(hour: int, file: str) -> int:
+        return 64 << 20
+
+    async def read(hour: int, file: str, offset: int, length: int) -> bytes:
+        return b"x" * length
+
     node = await make_node(io_timeout_ms=100)
-    node.service.hour_bytes = b"x" * (64 << 20)
+    monkeypatch.setattr(node.service.files, "hour_file_length", length)
+    monkeypatch.setattr(node.service.files, "read_hour_file", read)
     reader, writer = await node.raw()
     writer.write(b"GET /v1/hours/2026051008/log HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
-    await until(lambda: len(node.server._server.connections) == 0)  # type: ignore[union-attr]
+    await until(lambda: len(node.server._servers[0].connections) == 0)
     assert (await node.ask("GET", "/livez")).status == 200
 
 
-async def test_a_pipelining_client_that_never_reads_is_held_back(make_node: Make) -> None:
+async def test_a_pipelining_client_that_never_reads_is_slowed(make_node: Make) -> None:
     node = await make_node(io_timeout_ms=200)
+    node.service.publish = lambda drafts, key, done, by="": done(Receipts([1], [0]), None)  # as fast as can be
     _, writer = await open_warm(node)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     request = publish(b"x") * 1000
@@ -387,14 +400,14 @@ async def test_ten_thousand_waiting_polls(node: Node) -> None:
     )
     assert crowd.stdin
     crowd.stdin.write(RECEIVE)
-    await until(lambda: node.server.waiting == 10_000)
+    await until(lambda: node.server.waiting.count == 10_000)
     one_more = await node.ask("POST", "/v1/topics/empty/receive", POLL)
     assert (one_more.status, one_more.json["type"]) == (429, "limit-reached")
     assert int(one_more.headers["Retry-After"]) >= 1
     assert (await node.ask("POST", "/v1/topics/orders/messages", b"x")).status == 201
     crowd.kill()
     await crowd.wait()
-    await until(lambda: node.server.waiting == 0)
+    await until(lambda: node.server.waiting.count == 0)
 
 
 # ---- the end
@@ -405,10 +418,10 @@ async def test_draining_finishes_publishes_and_sends_polls_away(node: Node) -> N
     poll_reader, poll_writer = await node.raw()
     idle_reader, _ = await open_warm(node)
     poll_writer.write(RECEIVE)
-    await until(lambda: node.server.waiting == 1)
+    await until(lambda: node.server.waiting.count == 1)
     node.service.hold()
     writer.write(publish(b"x"))
-    await until(lambda: bool(node.service.held))
+    await until(lambda: bool(node.service.deferred))
     stopping = asyncio.create_task(node.server.stop(5))
     status, headers, body = await read_answer(poll_reader)
     assert (status, headers["connection"]) == (503, "close")
@@ -446,7 +459,7 @@ async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(node.service, "publish", broken)
-    monkeypatch.setattr(node.service, "names", broken)
+    monkeypatch.setattr(node.service.files, "names", broken)
     await node.ask("GET", "/livez")
     for answer in (
         await node.ask("POST", "/v1/topics/orders/messages", b"x"),
@@ -460,13 +473,13 @@ async def test_a_bug_is_a_problem_too(node: Node, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-async def test_who_has_no_room_to_read_sends_readers_elsewhere(
+async def test_a_node_without_room_to_read_sends_readers_elsewhere(
     node: Node, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(node.service, "names", full)
+    monkeypatch.setattr(node.service.files, "names", full)
     for _ in range(2):  # at first aiohttp's way, then the short one, where there is one
         answer = await node.ask("GET", "/v1/names")
         assert (answer.status, answer.json["type"], answer.json["retryable"]) == (503, "overloaded", True)
@@ -507,8 +520,9 @@ def test_any_pipeline_cut_anywhere(requests: list[tuple[bytes, bytes]], cuts: li
     expected = [status for head, body in requests for status in one_request(head, body)[1]]
 
     async def run() -> None:
-        service = MemoryService()
-        server = HttpServer(service, HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
+        http = HttpConfig(listen="127.0.0.1:0", hosts=["x"])
+        service = await serve(http)
+        server = HttpServer(service, http, 1 << 40)
         if slow:  # answers come a pass of the loop later, as from a log
             publish_now = service.publish
             service.publish = lambda *a: asyncio.get_running_loop().call_soon(publish_now, *a)  # type: ignore
@@ -524,13 +538,14 @@ def test_any_pipeline_cut_anywhere(requests: list[tuple[bytes, bytes]], cuts: li
         wanted = [body for head, body in requests if b"Dealy" not in head]
         assert [bytes(draft.body) for draft in service.published] == wanted
         await server.stop(1)
+        service.close()
 
     asyncio.run(run())
 
 
 async def test_a_node_without_descriptors_pauses_and_accepts_later(node: Node) -> None:
     """The connection waits in the kernel, so the loop would otherwise call `accept` again and again."""
-    listener, loop, failed = node.server._listener, asyncio.get_running_loop(), 0
+    listener, loop, failed = node.server._listeners[0], asyncio.get_running_loop(), 0
     assert listener is not None
     (real,) = listener._listening
 

@@ -12,8 +12,8 @@ RECEIVE = "/v1/topics/orders/receive"
 
 
 async def test_tags_reach_the_poll_trimmed_and_once(node: Node) -> None:
-    wish = {"tags": ["paid", " eu ", "paid"], "any_tags": ["a", "b"]}
-    assert (await node.ask("POST", RECEIVE, wish)).status == 200
+    query = {"tags": ["paid", " eu ", "paid"], "any_tags": ["a", "b"]}
+    assert (await node.ask("POST", RECEIVE, query)).status == 200
     assert (await node.ask("POST", "/v1/receive", {"topics": ["x", "y"], "tags": ["z"]})).status == 200
     assert (await node.ask("POST", RECEIVE, {})).status == 200
     first, second, third = node.service.polls
@@ -23,7 +23,7 @@ async def test_tags_reach_the_poll_trimmed_and_once(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "word"),
+    ("query", "word"),
     [
         ({"tags": [f"t{n}" for n in range(17)]}, "tags: 17 given"),
         ({"any_tags": [f"t{n}" for n in range(17)]}, "tags: 17 given"),
@@ -34,8 +34,8 @@ async def test_tags_reach_the_poll_trimmed_and_once(node: Node) -> None:
         ({"all_tags": ["a"]}, "all_tags"),
     ],
 )
-async def test_tags_that_are_none(node: Node, wish: dict[str, Any], word: str) -> None:
-    answer = await node.ask("POST", RECEIVE, wish)
+async def test_tags_that_are_none(node: Node, query: dict[str, Any], word: str) -> None:
+    answer = await node.ask("POST", RECEIVE, query)
     assert answer.status == 400
     assert word in answer.json["detail"]
     assert not node.service.polls

@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadelay.codec.meta import unpack
-from hadelay.http.app import HttpServer
 from hadelay.http.requestheads import RequestHeads
-from hadelay.settings.node import HttpConfig
-from tests.http.conftest import Node
-from tests.http.memory_service import MemoryService
+from tests.http.conftest import Node, unasked
 
 KEYS = "/v1/topics/orders/keys/"
 LATER = "2030-01-01T00:00:00.000Z"
@@ -38,9 +35,15 @@ async def test_keep_replace_reject(node: Node, way: dict[str, str]) -> None:
     assert (await node.ask("GET", "/v1/messages/" + first.json["id"])).json["state"] == "cancelled"
 
 
+async def allow_callbacks(node: Node) -> None:
+    hook = {"url": "https://example.com/hook", "allow_per_message": True}
+    assert (await node.ask("PUT", "/v1/topics/orders", {"webhook": hook})).status == 200
+
+
 async def test_options_reach_the_draft(node: Node) -> None:
-    wish = "?key=k%20%C3%A4&on_conflict=replace&max_wait=1h&tags=a,%20b,a&ttl=2h&callback=https://example.com/x"
-    assert (await put(node, wish)).json["key"] == "k ä"
+    await allow_callbacks(node)
+    options = "?key=k%20%C3%A4&on_conflict=replace&max_wait=1h&tags=a,%20b,a&ttl=2h&callback=https://example.com/x"
+    assert (await put(node, options)).json["key"] == "k ä"
     item = {
         "topic": "orders", "body": "x", "key": "k ä", "on_conflict": "replace", "max_wait": "1h",
         "tags": ["a", "b", "a"], "ttl": "2h", "callback": "https://example.com/x", "delay": "1h",
@@ -94,6 +97,7 @@ async def test_unique_for_reaches_the_draft_and_drops_a_settled_key(node: Node, 
 
 
 async def test_topics_of_callbacks_reach_the_record(node: Node) -> None:
+    await allow_callbacks(node)
     item = {"topic": "orders", "body": "x", "on_success": "done", "on_failure": "failed"}
     assert (await put(node, "?on_success=done&on_failure=failed")).status == 201
     assert (await put(node, "", **{"Hadelay-On-Success": "done", "Hadelay-On-Failure": "failed"})).status == 201
@@ -114,7 +118,7 @@ async def test_a_batch_answers_per_item(node: Node) -> None:
     assert (refused["error"]["status"], refused["error"]["id"]) == (409, second["id"])
 
 
-async def test_by_id_and_by_key(node: Node) -> None:
+async def test_look_ups_by_id_and_by_key(node: Node) -> None:
     """The same under both names."""
     for key in ("order/1:a", "b"):
         path = KEYS + key.replace("/", "%2F")
@@ -134,8 +138,11 @@ async def test_by_id_and_by_key(node: Node) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [
-        ("PATCH", KEYS + "k", {}, 400, "give delay or deliver_at"),
-        ("PATCH", KEYS + "k", {"delay": "1h", "deliver_at": LATER}, 400, "contradict"),
+        ("PATCH", KEYS + "k", {}, 400, "give one of shift, delay and deliver_at"),
+        ("PATCH", KEYS + "k", {"delay": "1h", "deliver_at": LATER}, 400, "give one of shift, delay and deliver_at"),
+        ("PATCH", KEYS + "k", {"shift": "1h"}, 400, "give expected_deliver_at, too"),
+        ("PATCH", KEYS + "k", {"shift": 0, "expected_deliver_at": LATER}, 400, "moves nothing"),
+        ("PATCH", KEYS + "k", {"shift": "later", "expected_deliver_at": LATER}, 400, "shift"),
         ("PATCH", KEYS + "k", {"delay": "-1h"}, 400, "negative"),
         ("PATCH", KEYS + "k", {"delay": "800d"}, 422, "max_delay"),
         ("PATCH", KEYS + "k", {"dealy": "1h"}, 400, "did you mean"),
@@ -170,7 +177,7 @@ LINES = [
 @given(lines=st.lists(st.sampled_from(LINES), max_size=4), query=st.sampled_from([b"", b"?delay=1h", b"?key=b"]))
 def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> None:
     """Means what the whole head means, also when the rest of it was seen before."""
-    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
+    server = unasked()
     heads = RequestHeads(server)
     for key in (b"first", b"a-1", b"other"):
         sent = [line.replace(b"a-1", key) for line in lines]
@@ -182,7 +189,7 @@ def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> No
 @pytest.mark.parametrize("times", [12, 3_000])
 def test_repeated_lines_are_parsed_once(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a head repeats lines that are taken out of it, the work is bounded."""
-    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
+    server = unasked()
     heads, parse, parsed = RequestHeads(server), RequestHeads._parse, list[bytes]()
     monkeypatch.setattr(RequestHeads, "_parse", lambda heads, text: parsed.append(text) or parse(heads, text))  # type: ignore[func-returns-value]
     trace = b"traceparent: 00-%032x-%016x-01" % (1, 1)

@@ -45,6 +45,20 @@ async def test_pages_follow_each_other_in_due_order(node: Node) -> None:
     assert third["cursor"] is None
 
 
+async def test_messages_of_all_topics_follow_each_other_in_due_order(node: Node) -> None:
+    first = await publish(node, at="2030-01-01T00:00:01Z")
+    other = await node.ask("POST", "/v1/topics/refunds/messages", b"x", Hadelay_Deliver_At=T0)
+    last = await publish(node, at="2030-01-01T00:00:02Z")
+    page = (await node.ask("GET", "/v1/messages?limit=2")).json
+    assert [(m["id"], m["topic"]) for m in page["messages"]] == [(other.json["id"], "refunds"), (first, "orders")]
+    rest = (await node.ask("GET", f"/v1/messages?limit=2&cursor={page['cursor']}")).json
+    assert [m["id"] for m in rest["messages"]] == [last]
+    ordered = (await node.ask("GET", "/v1/messages?prefix=ord")).json
+    assert [m["id"] for m in ordered["messages"]] == [first, last]
+    foreign = await node.ask("GET", f"/v1/messages?prefix=ord&cursor={page['cursor']}")
+    assert (foreign.status, "other options" in foreign.json["detail"]) == (400, True)
+
+
 async def test_states_range_and_tags(node: Node) -> None:
     early = await publish(node, at="2030-01-01T00:00:00Z", Hadelay_Tags="a,b")
     late = await publish(node, at="2030-01-01T01:00:00Z", Hadelay_Tags="a")
@@ -62,7 +76,7 @@ async def test_states_range_and_tags(node: Node) -> None:
 async def test_a_stale_list_says_how_stale(node: Node) -> None:
     await publish(node)
     answer = await node.ask("GET", f"{LIST}?stale=true")
-    assert answer.headers["Hadelay-Applied"] == "7"
+    assert answer.headers["Hadelay-Applied"] == str(node.service.applied_index)
 
 
 async def test_a_cursor_is_good_for_the_question_it_came_from_only(node: Node) -> None:
@@ -102,3 +116,24 @@ async def test_refused_in_words(node: Node, query: str, words: str) -> None:
 
 async def test_a_topic_that_is_not_there(node: Node) -> None:
     assert (await node.ask("GET", "/v1/topics/nothing/messages")).status == 404
+
+
+async def test_messages_that_wait_after_a_failed_attempt_are_listed_and_counted(node: Node) -> None:
+    await publish(node)
+    failed = (await node.ask("POST", LIST, b"y")).json["id"]
+    taken = await node.ask("POST", "/v1/topics/orders/receive?redirect=false", {"wait": "5s"})
+    lease = taken.json["messages"][0]["lease"]
+    await node.ask("POST", "/v1/leases:nack", {"leases": [lease], "reason": "HTTP 503", "delay": "1h"})
+    answer = await node.ask("GET", f"{LIST}?state=retrying")
+    [message] = answer.json["messages"]
+    last = message["retry"]["last"]
+    assert (message["id"], message["state"], message["retry"]["attempt"]) == (failed, "scheduled", 2)
+    assert (last["event"], last["attempt"], last["reason"]) == ("nacked", 1, "HTTP 503")
+    assert (await node.ask("GET", f"/v1/messages/{failed}")).json["retry"] == message["retry"]
+    assert (await node.ask("GET", "/v1/topics/orders")).json["retrying"] == 1
+    job = {"action": "cancel", "filter": {"topic": "orders", "retrying": True, "error": "HTTP 500"}}
+    assert (await node.ask("POST", "/v1/jobs:count", job)).json["matched"] == 1
+    both = await node.ask("GET", f"{LIST}?state=retrying,scheduled&limit=1")
+    assert (len(both.json["messages"]), both.json["cursor"] is None) == (1, False)
+    other = await node.ask("GET", f"{LIST}?state=scheduled&cursor={both.json['cursor']}")
+    assert other.status == 400, "the cursor is of another list"

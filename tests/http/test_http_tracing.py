@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from hadelay import AsyncClient
-from hadelay.client.types import Put
+from hadelay.client.putoptions import Put
 from hadelay.codec.meta import Meta, pack, unpack
-from hadelay.codec.publishcommand import decode_publish, encode_publish
+from hadelay.codec.publishcommand import decode_body, encode_publish
 from hadelay.model import Draft
 from hadelay.server.webhooks.calls import Facts, call_headers
 from tests.http.conftest import Node
@@ -25,7 +25,7 @@ def traces(node: Node) -> list[str | None]:
     return [unpack(draft.meta).tp for draft in node.service.published]
 
 
-async def test_it_is_kept_and_given_at_delivery(node: Node) -> None:
+async def test_a_trace_parent_is_kept_and_given_at_delivery(node: Node) -> None:
     sent = (await node.ask("POST", PATH, b"a", traceparent=TRACE)).json["id"]
     await node.ask("POST", PATH, b"b")
     assert traces(node) == [TRACE, None]
@@ -36,14 +36,14 @@ async def test_it_is_kept_and_given_at_delivery(node: Node) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "00", TRACE + "0", TRACE.upper(), TRACE.replace("-", "_"), "x" * 55])
-async def test_what_is_none_is_left_out(node: Node, wrong: str) -> None:
+async def test_a_trace_parent_that_is_none_is_left_out(node: Node, wrong: str) -> None:
     assert (await node.ask("POST", PATH, b"a", traceparent=wrong)).status == 201
     answer = await node.ask("POST", "/v1/messages:batch", [{"topic": "orders", "traceparent": wrong}])
     assert "id" in answer.json["results"][0]
     assert traces(node) == [None, None]
 
 
-async def test_beside_keys_options_and_meta(node: Node) -> None:
+async def test_a_trace_parent_beside_keys_options_and_meta(node: Node) -> None:
     own = {"Hadelay-Key": "k1", "Hadelay-Tags": "a,b", "Hadelay-Meta-Who": "me", "traceparent": TRACE}
     await node.ask("POST", PATH, b"a", **own)
     await node.ask("POST", PATH, b"b", **{"Hadelay-Key": "k2", "traceparent": TRACES[1]})
@@ -86,7 +86,7 @@ async def test_items_of_a_batch_have_their_own_or_the_requests(node: Node) -> No
 
 
 def fingerprint(draft: Draft) -> int:
-    return int(decode_publish(memoryview(encode_publish("n1", [draft]))).keys["fingerprint"][0])
+    return int(decode_body(encode_publish("n1", [draft])).keys["fingerprint"][0])
 
 
 def test_a_retry_is_a_span_of_its_own_and_the_same_publish() -> None:
@@ -100,7 +100,7 @@ def test_a_retry_is_a_span_of_its_own_and_the_same_publish() -> None:
     assert fingerprint(draft(Meta(ct="text/plain", tp=TRACE), b"b")) != plain
 
 
-def test_a_webhook_is_told() -> None:
+def test_a_webhook_gets_the_alert() -> None:
     facts = Facts("ID", "orders", "/c/topics/orders", "2026-11-20T18:00:00.000Z", 1, 0, False, Meta(tp=TRACE))
     assert call_headers(facts, [], [], 0, b"")["traceparent"] == TRACE
     assert "traceparent" not in call_headers(facts._replace(meta=Meta()), [], [], 0, b"")

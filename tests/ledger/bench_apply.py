@@ -20,8 +20,8 @@ from hadelay.codec.commandtypes import Grant
 from hadelay.codec.entries import encode_entry
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.views.describe import describe
 from hadelay.model import HOUR_MS, pack_id
 from hadelay.platform.disk import Disk
 from hadelay.storage.hours import DiskHourStore
@@ -110,9 +110,10 @@ def memory(bench: Bench, millions: float) -> None:
             bench.ledger.store.sample()  # type: ignore[attr-defined]
         if run == 9:
             before = anonymous_mb()
-    main, hours = checkpoint.dump(bench.ledger)
+    core, rows = checkpoint.dump(bench.ledger)
     print(f"{millions} M pending: RssAnon {anonymous_mb():.0f} MB, {before:.0f} MB at 10 thousand")
-    print(f"state: {len(main)} bytes, {sum(map(len, hours.values()))} in {len(hours)} hours")
+    sizes = {table.decode(): sum(len(value) for _, value in found) for table, found in rows.items()}
+    print(f"state: {len(core)} bytes, rows {sizes}")
 
 
 if __name__ == "__main__":

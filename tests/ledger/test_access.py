@@ -13,6 +13,7 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger import access, checkpoint
+from hadelay.ledger.changedrows import AUDIT, TOKENS
 from hadelay.rights import MAX_AUDIT, SCOPES, AuditEntry, Rights, covers
 from tests.ledger.world import START_MS, World, draft
 
@@ -24,7 +25,7 @@ def test_globs_mean_what_the_shell_means(topic: str, glob: str) -> None:
     assert covers(glob, topic) == fnmatch.fnmatchcase(topic, glob)
 
 
-def test_what_scopes_allow() -> None:
+def test_permissions_of_scopes() -> None:
     rights = Rights(["publish:orders-*", "consume:a", "consume:b", "read"])
     assert rights.may("publish", "orders-eu")
     assert not rights.may("publish", "orders")
@@ -59,14 +60,18 @@ def test_tokens_come_hold_and_go() -> None:
     assert create(world, 1 << 250).code == "token_exists"
     assert create(world, 1 << 251, "shop") == Done(), "a name is not unique: that is how a token is rotated"
     (first, second) = world.ledger.tokens.values()
+    third = commands.encode_token_create("sdk", b"\xff" * 32, ["publish"], None, b"k" * 32)
+    assert world.one(third) == Done()
+    assert world.ledger.tokens["ffffffffffff"].aws_key == b"k" * 32
+    kept = list(world.ledger.tokens.values())
     assert (first.id, first.expires_at_ms) == ("040000000000", START_MS + 5_000)
     assert (first.holds(START_MS + 4_999), first.holds(START_MS + 5_000)) == (True, False)
     assert second.holds(1 << 60)
     world.restart()
-    assert list(world.ledger.tokens.values()) == [first, second]
+    assert list(world.ledger.tokens.values()) == kept
     assert world.one(commands.encode_token_revoke(first.id)) == Done()
     assert world.one(commands.encode_token_revoke(first.id)).code == "no_token"
-    assert list(world.ledger.tokens) == [second.id]
+    assert list(world.ledger.tokens) == [second.id, "ffffffffffff"]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +82,19 @@ def test_tokens_come_hold_and_go() -> None:
         ({2: []}, "scopes: 1 to 64"), ({2: ["publish"] * 65}, "scopes: 1 to 64"), ({2: ["root"]}, "'root' is no scope"),
         ({2: ["publish:a b"]}, "is no scope"), ({2: [7]}, "is no scope"),
         ({3: 0}, "lifetime"), ({3: -1}, "lifetime"), ({3: 1 << 62}, "lifetime"), ({3: True}, "lifetime"),
+        ({4: b"short"}, "aws_key"), ({4: "x" * 32}, "aws_key"),
     ],
 )  # fmt: skip
-def test_what_is_no_token(changes: dict[int, Any], words: str) -> None:
+def test_invalid_tokens(changes: dict[int, Any], words: str) -> None:
     world = World()
-    fields: list[Any] = ["shop", bytes(32), ["publish"], None]
+    fields: list[Any] = ["shop", bytes(32), ["publish"], None, None]
     for place, value in changes.items():
         fields[place] = value
     refused = world.one(commands.encode_token_create(*fields))
     assert isinstance(refused, Refused)
     assert words in refused.detail
     assert not world.ledger.tokens
-    body = commands.msgpack.packb(fields[:3])
+    body = commands.msgpack.packb(fields[:4])
     assert world.one(commands._frame(Command.TOKEN_CREATE, body)).code == "bad_token"
 
 
@@ -142,9 +148,8 @@ def test_texts_that_are_too_long_are_cut() -> None:
     assert entry.target == "é" * 127
 
 
-def test_without_tokens_the_checkpoint_is_what_it_was() -> None:
+def test_a_checkpoint_without_tokens_has_no_section_for_them() -> None:
     world = World()
     world.publish(draft("t"))
-    main, _ = checkpoint.dump(world.ledger)
-    assert b"tokens" not in main
-    assert b"audit" not in main
+    _, rows = checkpoint.dump(world.ledger)
+    assert (rows[TOKENS], rows[AUDIT]) == ([], [])

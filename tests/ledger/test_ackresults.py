@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from chaos.sim.ledgercheck import check
 from hadelay.codec import commands, settlement
-from hadelay.codec.ackresults import encode_results
+from hadelay.codec.ackparts import encode_results
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import LeaseOutcome, Refused
 from hadelay.errors import DamagedFile
 from hadelay.ledger import checkpoint
-from hadelay.ledger.ackresults import RESULTS
-from hadelay.ledger.describe import describe
-from hadelay.ledger.listing import ListQuery
+from hadelay.ledger.changedrows import GRANTS
+from hadelay.ledger.leases.ackresults import RESULTS
+from hadelay.ledger.views.describe import describe
+from hadelay.ledger.views.listing import ListQuery
 from hadelay.model import DEAD_HOURS, FIRST, MAX_RESULT, State
-from hadelay.version import OUTCOMES_LEVEL
 from tests.ledger.test_listing import listed
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 
@@ -27,9 +27,8 @@ H = 3_600_000
 
 
 def acked(world: World, rows: np.ndarray, *results: bytes | None, delays: list[int] | None = None) -> Any:
-    ack, section = commands.encode_ack("n1", rows), encode_results(results)
-    given = None if delays is None else np.array(delays, np.uint32)
-    return world.one(settlement.encode_settle(ack, given, section))
+    ack = commands.encode_ack("n1", rows, encode_results(results))
+    return world.one(ack if delays is None else settlement.with_delays(ack, np.array(delays, np.uint32)))
 
 
 def result_of(world: World, message_id: int) -> bytes | None:
@@ -107,39 +106,14 @@ def test_results_count_as_bytes_of_the_topic() -> None:
     assert world.publish(replace(draft(), body=b"y" * 100)).codes.tolist() != [0]
 
 
-def test_below_its_level_a_result_is_refused_and_leaves_no_trace() -> None:
-    world = World(level=OUTCOMES_LEVEL - 1)
-    (message_id,) = world.ids(draft())
-    rows = world.lease(message_id)
-    before = checkpoint.dump(world.ledger, everything=True)
-    refused = acked(world, rows, b"1")
-    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
-    assert checkpoint.dump(world.ledger, everything=True)[1] == before[1]
-    assert world.states(message_id) == ["leased"]
-
-
-def test_without_results_the_bytes_are_those_of_before() -> None:
-    worlds = [World(level=OUTCOMES_LEVEL - 1), World(level=OUTCOMES_LEVEL)]
-    for world in worlds:
-        world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
-        first, second = world.ids(draft(), draft())
-        rows = world.lease(first, second)
-        world.one(settlement.encode_settle(commands.encode_ack("n1", rows[:1]), np.array([5], np.uint32)))
-        world.nack(rows[1:])
-    assert len({str(world.store.bytes_of()) for world in worlds}) == 1
-    assert (
-        checkpoint.dump(worlds[0].ledger, everything=True)[1] == checkpoint.dump(worlds[1].ledger, everything=True)[1]
-    )
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda section: section[:-1],
         lambda section: section + b"x",
-        lambda section: b"\0\0\0\0",
-        lambda section: section[:4] + b"\x01" + section[5:],
-        lambda section: section[:8] + (MAX_RESULT + 1).to_bytes(4, "little") + section[12:],
+        lambda section: b"\x80",
+        lambda section: section[:1] + b"\x01" + section[2:],
+        lambda section: encode_results([b"x" * (MAX_RESULT + 1)]),
     ],
     ids=["cut", "more", "none", "of no lease", "too large"],
 )
@@ -147,18 +121,11 @@ def test_malformed_results_are_refused(spoil: Any) -> None:
     world = World()
     (message_id,) = world.ids(draft())
     rows = world.lease(message_id)
-    refused = world.one(settlement.encode_settle(commands.encode_ack("n1", rows), None, spoil(encode_results([b"1"]))))
+    refused = world.one(commands.encode_ack("n1", rows, spoil(encode_results([b"1"]))))
     assert (isinstance(refused, Refused), refused.code) == (True, "malformed")
-    nack = settlement.encode_settle(commands.encode_nack("n1", rows), None, encode_results([b"1"]))
+    nack = settlement.encode_settle("n1", rows, nack=True, results=encode_results([b"1"]))
     assert world.one(nack).code == "malformed"
     assert world.states(message_id) == ["leased"]
-
-
-def test_take_apart_gives_back_what_was_put_together() -> None:
-    world = World()
-    ack, section = commands.encode_ack("n1", world.lease(*world.ids(draft()))), encode_results([b"[1]"])
-    assert settlement.take_apart(settlement.encode_settle(ack, None, section)) == (ack, section, b"")
-    assert settlement.take_apart(ack) == (ack, b"", b"")
 
 
 def test_a_damaged_result_is_seen() -> None:
@@ -174,7 +141,7 @@ def test_progress_lasts_as_long_as_its_lease() -> None:
     world = World()
     first, second = world.ids(draft(), draft())
     rows = world.lease(first, second)
-    plain = checkpoint.dump(world.ledger, everything=True)[0]
+    plain = checkpoint.dump(world.ledger)[1][GRANTS][0][1]
     assert world.one(commands.encode_extend("n1", rows[:1], 60_000, "page 7")).outcomes.tolist() == [0]
     world.extend(rows, 90_000)
     world.restart()
@@ -188,7 +155,7 @@ def test_progress_lasts_as_long_as_its_lease() -> None:
     assert [progress_of(world, i) for i in (first, second)] == [None, None]
     world.lease(second)
     assert progress_of(world, second) is None
-    assert len(checkpoint.dump(world.ledger, everything=True)[0]) <= len(plain)
+    assert len(checkpoint.dump(world.ledger)[1][GRANTS][0][1]) <= len(plain)
     check(world.ledger)
 
 
@@ -196,11 +163,3 @@ def progress_of(world: World, message_id: int) -> str | None:
     found = describe(world.ledger, message_id)
     assert found is not None
     return found.progress
-
-
-def test_below_its_level_progress_is_refused() -> None:
-    world = World(level=OUTCOMES_LEVEL - 1)
-    rows = world.lease(*world.ids(draft()))
-    refused = world.one(commands.encode_extend("n1", rows, 60_000, "page 7"))
-    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
-    assert world.extend(rows, 60_000) == [LeaseOutcome.DONE]

@@ -9,16 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands, meta
-from hadelay.codec.commandtypes import Job
+from hadelay.codec.commandtypes import Command, Job
 from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
 from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import Done, JobBegun, JobResult, Refused
-from hadelay.ledger import bulk
-from hadelay.ledger.bulkscan import JobScan, passes
-from hadelay.ledger.describe import describe
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.jobs import bulk
+from hadelay.ledger.jobs.bulkscan import JobScan, passes
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
+from hadelay.ledger.views.describe import describe
 from hadelay.model import DEAD_HOURS, HOUR_MS
-from hadelay.version import DEAD_JOBS_LEVEL, SCHEDULER_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 
 DAY_MS = 24 * HOUR_MS
@@ -66,7 +65,7 @@ def counts(world: World, number: int) -> list[int]:
         ("reschedule", {"shift_ms": 1 << 60}, "too_far"), ("reschedule", {"shift_ms": -(1 << 60)}, "too_far"),
         ("reschedule", {"delay_ms": 1 << 60}, "too_far"), ("reschedule", {"at_ms": 1 << 60}, "too_far"),
         ("cancel", {"names": ("nobody",)}, "no_topic"), ("delete_dead", {"delay_ms": 1}, "bad_job"),
-        ("cancel", {"error": "HTTP 500"}, "bad_job"), ("redrive", {"ids": tuple(range(201))}, "bad_job"),
+        ("redrive", {"retrying": True}, "bad_job"), ("redrive", {"ids": tuple(range(201))}, "bad_job"),
     ],
 )  # fmt: skip
 def test_a_job_that_nobody_may_have(action: str, spec: dict[str, Any], code: str) -> None:
@@ -75,21 +74,6 @@ def test_a_job_that_nobody_may_have(action: str, spec: dict[str, Any], code: str
     refused = begin(world, action, **spec)
     assert isinstance(refused, Refused)
     assert (refused.code, world.ledger.jobs, world.topic().generation) == (code, {}, 0)
-
-
-def test_jobs_wait_for_their_feature_level() -> None:
-    world = World(level=SCHEDULER_LEVEL - 1)
-    world.ids(draft())
-    for encoded in (
-        commands.encode_job_begin(JobBegin("n1", "", b"", ["t"], JobSpec("cancel", "t"))),
-        commands.encode_job_step(1, (0, 0), LAST, []), commands.encode_job_stop(1),
-    ):  # fmt: skip
-        assert world.one(encoded).code == "needs_upgrade"
-    assert world.topic().generation == 0
-    world = World(level=DEAD_JOBS_LEVEL - 1)
-    world.ids(draft())
-    for action, spec in (("delete_dead", {}), ("redrive", {"error": "x"}), ("cancel", {"ids": (1,)})):
-        assert begin(world, action, **spec).code == "needs_upgrade"
 
 
 def test_a_repeated_request_begins_no_second_job() -> None:
@@ -105,6 +89,7 @@ def test_a_repeated_request_begins_no_second_job() -> None:
 def test_only_the_latest_jobs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "MAX_JOBS", 2)
     world = World()
+    world.one(commands.encode_token_create("shop", bytes(32), ["admin"], None))
     world.ids(draft())
     begin(world, "cancel")
     begin(world, "cancel")
@@ -136,12 +121,12 @@ def test_a_step_of_another_cursor_changes_nothing() -> None:
     assert world.one(one) == Done()
     assert world.one(one).code == "stale"
     assert world.one(commands.encode_job_step(7, (0, 0), LAST, [first])).code == "stale"
-    assert world.one(commands.encode_job_step(1, (START_HOUR, 1), (START_HOUR, 1), [second])).code == "malformed"
-    assert world.one(commands.encode_job_step(1, (START_HOUR, 1), LAST, [second, second])).code == "malformed"
+    assert world.raw(Command.JOB_STEP, 1, (START_HOUR, 1), (START_HOUR, 1), [second]).code == "malformed"
+    assert world.raw(Command.JOB_STEP, 1, (START_HOUR, 1), LAST, [second, second]).code == "malformed"
     assert world.states(first, second) == ["cancelled", "scheduled"]
     assert world.one(commands.encode_job_step(1, (START_HOUR, 1), LAST, [second, 77])) == Done()
     assert (counts(world, 1), world.ledger.jobs[1].ended_ms) == ([2, 0, 1, 0, 0], START_MS)
-    assert world.one(commands.encode_job_step(1, LAST, (0xFFFFFFFF, 0xFFFFFFFF), [])).code == "malformed"
+    assert world.raw(Command.JOB_STEP, 1, LAST, (0xFFFFFFFF, 0xFFFFFFFF), []).code == "malformed"
 
 
 def test_a_step_that_would_move_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +142,7 @@ def test_a_step_that_would_move_too_much(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.states(*ids) == ["cancelled"] * 2
 
 
-def test_what_a_job_means() -> None:
+def test_messages_that_a_job_means() -> None:
     world = World()
     waiting, far, leased, moved, other, gone = world.ids(
         draft(in_ms=50), draft(in_ms=5 * HOUR_MS), draft(), draft(in_ms=70), draft("u", in_ms=50), draft(in_ms=80)
@@ -203,7 +188,7 @@ def test_times_of_a_reschedule() -> None:
     assert [counts(world, n)[0] for n in (1, 2, 3, 4)] == [2, 1, 3, 3]
 
 
-def test_what_would_be_too_far_stays() -> None:
+def test_messages_that_a_shift_would_move_too_far_stay() -> None:
     world = World()
     near, far = world.ids(draft(in_ms=50), draft(in_ms=world.ledger.settings.max_delay_ms - 50))
     begin(world, "reschedule", shift_ms=100)

@@ -19,11 +19,14 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.jobcommands import LAST, ON_DEAD, JobBegin, JobSpec
 from hadelay.codec.results import Done, JobBegun, Refused
-from hadelay.ledger import bulk, bulkscan
-from hadelay.ledger.bulkscan import JobScan
+from hadelay.ledger.jobs import bulk, bulkscan
+from hadelay.ledger.jobs.bulkscan import JobScan
 from hadelay.model import HOUR_MS
 from tests.ledger.test_owner_model import CONFIGS, KEYS, NEVER, START_MS, TOPICS, Message, Owner
+from tests.scale import LONG
 
+#: The short ones meet each way in which a job leaves a message alone.
+SEEDS = range(18) if LONG else (0, 1, 8, 11, 12)
 SHIFTS = (-30_000, -700, 1_000, 60_000, HOUR_MS)
 BOUNDS = (*[None] * 6, -HOUR_MS, -2_000, 0, 700, 60_000)
 
@@ -269,7 +272,7 @@ def act(bulks: Bulks, rng: random.Random) -> None:
 def test_jobs_change_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulkscan, "SLICE", 3)
     counts: Counter[str] = Counter()
-    for seed in range(18):
+    for seed in SEEDS:
         rng, bulks = random.Random(seed), Bulks()
         for n in range(300):
             act(bulks, rng)
@@ -288,4 +291,4 @@ def test_jobs_change_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
             counts.update({f"{job.spec.action} {name}": count for name, count in job.counts.items()})
     met = {f"{action} {name}" for action in ("cancel", "reschedule") for name in ("done", "leased", "settled", "moved")}
     assert met | {"redrive done", "delete_dead done"} <= {name for name, count in counts.items() if count}, counts
-    assert counts["reschedule done"] > 100
+    assert counts["reschedule done"] > 5 * len(SEEDS)

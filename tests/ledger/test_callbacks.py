@@ -11,16 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands, settlement
-from hadelay.codec.ackresults import encode_results
-from hadelay.codec.callreplies import CallReply, encode_replies
+from hadelay.codec.ackparts import CallReply, encode_replies, encode_results
 from hadelay.codec.meta import Meta, pack, unpack
 from hadelay.codec.records import decode_record
 from hadelay.codec.results import Done, LeaseOutcome, Refused
 from hadelay.codec.wire import COMMAND
-from hadelay.ledger import checkpoint
 from hadelay.model import MAX_REPLY, MAX_RESULT, Draft, encode_id
 from hadelay.settings.cluster import Settings
-from hadelay.version import CALLBACKS_LEVEL
 from tests.ledger.world import World, draft
 
 HOOK = {"url": "https://a.example/", "allow_per_message": True}
@@ -34,7 +31,7 @@ def asking(**settings: Any) -> World:
     return world
 
 
-def told(world: World, topic: str = "done") -> list[dict[str, Any]]:
+def reported(world: World, topic: str = "done") -> list[dict[str, Any]]:
     """Documents of the callbacks in a topic, in the order of their ids."""
     return [json.loads(decode_record(record).body) for record in records(world, topic)]
 
@@ -50,9 +47,7 @@ def records(world: World, topic: str) -> list[bytes]:
 
 
 def settled(world: World, rows: np.ndarray, *replies: CallReply | None, results: bytes = b"") -> list[int]:
-    ack, section = commands.encode_ack("n1", rows), encode_replies(replies)
-    whole = settlement.encode_settle(ack, None, results, section) if results or section else ack
-    return world.one(whole).outcomes.tolist()
+    return world.one(commands.encode_ack("n1", rows, results, encode_replies(replies))).outcomes.tolist()
 
 
 def test_an_ack_tells_what_the_receiver_answered() -> None:
@@ -62,7 +57,7 @@ def test_an_ack_tells_what_the_receiver_answered() -> None:
     rows = world.lease(first, second)
     png = CallReply(201, "image/png", b"\x89PNG", False)
     assert settled(world, rows, CallReply(200, "text/plain", b"paid", False), png) == [0, 0]
-    assert told(world) == [
+    assert reported(world) == [
         {
             "id": encode_id(first), "topic": "t", "key": "o-1", "attempt": 1, "status": 200,
             "content_type": "text/plain", "body": "paid",
@@ -89,10 +84,10 @@ def test_records_that_callbacks_read_are_bounded_per_command() -> None:
     assert settled(world, np.concatenate([first, second])) == [0, 0, 0, 3, 3, *[3] * 6]
     assert settled(world, np.concatenate([first[3:], second])) == [0, 0, 0, 0, *[3] * 4]
     assert settled(world, second[2:]) == [0, 0, 0, 3]
-    assert len(told(world)) == 10
+    assert len(reported(world)) == 10
     rows = world.lease(*world.ids(*large))
     assert world.nack(np.concatenate([second[5:], rows])) == [0, 0, 0, 3, 3, 3, 3]
-    assert len(told(world, "failed")) == 3
+    assert len(reported(world, "failed")) == 3
     small = world.lease(*world.ids(draft(topic="quiet"), draft(topic="quiet")))
     assert world.ack(small) == [0, 0]
 
@@ -102,12 +97,35 @@ def test_an_ack_of_a_consumer_tells_its_result() -> None:
     rows = world.lease(*world.ids(draft(), draft(), draft()))
     results = encode_results([b'{"paid":7}', None, b'"' + b"x" * (MAX_RESULT - 2) + b'"'])
     assert settled(world, rows, results=results) == [0, 0, 0]
-    found = told(world)
+    found = reported(world)
     assert [(one["status"], one["content_type"], one["truncated"]) for one in found] == [
         (None, "application/json", False), (None, None, False), (None, "application/json", True),
     ]  # fmt: skip
     assert [one["body"][:10] for one in found] == ['{"paid":7}', "", '"xxxxxxxxx']
     assert len(found[2]["body"]) == MAX_REPLY
+
+
+def test_a_result_that_is_cut_short_leaves_the_callbacks_behind_it_alone() -> None:
+    """Each callback tells the result of its own message, whatever results stand before it in the ack."""
+    world = asking()
+    rows = world.lease(*world.ids(*[draft()] * 5))
+    large = b'"' + b"x" * (MAX_REPLY + 7) + b'"'
+    assert settled(world, rows, results=encode_results([large, b"1", None, large, b"4"])) == [0] * 5
+    assert [one["body"] for one in reported(world)] == [
+        large[:MAX_REPLY].decode(),
+        "1",
+        "",
+        large[:MAX_REPLY].decode(),
+        "4",
+    ]
+
+
+def test_a_lost_lease_leaves_the_callbacks_behind_it_alone() -> None:
+    world = asking()
+    rows = world.lease(*world.ids(*[draft()] * 4))
+    settled(world, rows[[1]])
+    assert settled(world, rows, results=encode_results([b"0", b"1", b"2", b"3"])) == [0, 1, 0, 0]
+    assert [one["body"] for one in reported(world)] == ["", "0", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +141,7 @@ def test_an_ack_of_a_consumer_tells_its_result() -> None:
 def test_bodies_that_are_no_text_are_base64(body: bytes, truncated: bool, shown: dict[str, Any]) -> None:
     world = asking()
     settled(world, world.lease(*world.ids()), CallReply(200, "", body, truncated))
-    (found,) = told(world)
+    (found,) = reported(world)
     assert {name: found[name] for name in ("body", "body_base64") if name in found} == shown
 
 
@@ -138,10 +156,10 @@ def test_only_acks_that_count_have_a_callback_and_each_has_one() -> None:
     again = world.lease(lost)
     assert settled(world, rows[1:]) == [0, 2], "the late ack counts, the other one does not"
     assert settled(world, rows[1:2]) == [1]
-    assert [found["id"] for found in told(world)] == [encode_id(one), encode_id(late)]
-    assert [found["attempt"] for found in told(world)] == [1, 1]
+    assert [found["id"] for found in reported(world)] == [encode_id(one), encode_id(late)]
+    assert [found["attempt"] for found in reported(world)] == [1, 1]
     settled(world, again)
-    assert (told(world)[-1]["id"], told(world)[-1]["attempt"]) == (encode_id(lost), 2)
+    assert (reported(world)[-1]["id"], reported(world)[-1]["attempt"]) == (encode_id(lost), 2)
 
 
 def test_late_acks_of_more_than_one_apply_may_read_are_answered_in_parts() -> None:
@@ -157,7 +175,7 @@ def test_late_acks_of_more_than_one_apply_may_read_are_answered_in_parts() -> No
         parts.append(int(np.count_nonzero(outcomes == LeaseOutcome.DONE)))
         rows = rows[outcomes == LeaseOutcome.AGAIN]
     assert parts == [4, 4, 2]
-    assert sorted(found["id"] for found in told(world)) == [encode_id(one) for one in sorted(large)]
+    assert sorted(found["id"] for found in reported(world)) == [encode_id(one) for one in sorted(large)]
 
 
 @pytest.mark.parametrize("route", ["keep", "graves"])
@@ -169,7 +187,7 @@ def test_a_death_tells_its_errors(route: str) -> None:
     world.lease(one, lease_ms=10)
     world.now += 20
     world.expire((1, 2))
-    (found,) = told(world, "failed")
+    (found,) = reported(world, "failed")
     errors = [(one["event"], one["attempt"], one["reason"]) for one in found.pop("errors")]
     assert errors == [("nacked", 1, "no such customer"), ("lease_expired", 2, None)]
     assert found == {"id": encode_id(one), "topic": "t", "key": "o-1"}
@@ -177,7 +195,7 @@ def test_a_death_tells_its_errors(route: str) -> None:
     assert not records(world, "done")
 
 
-def test_a_dead_letter_that_is_redriven_is_told_of_again() -> None:
+def test_a_redriven_dead_letter_has_another_callback() -> None:
     world = asking(max_attempts=1)
     (one,) = world.ids()
     world.nack(world.lease(one))
@@ -185,7 +203,7 @@ def test_a_dead_letter_that_is_redriven_is_told_of_again() -> None:
     world.nack(world.lease(one))
     world.one(commands.encode_redrive("n1", "t", [one]))
     world.ack(world.lease(one))
-    assert (len(told(world, "failed")), len(told(world))) == (2, 1)
+    assert (len(reported(world, "failed")), len(reported(world))) == (2, 1)
 
 
 def test_callbacks_have_no_callbacks() -> None:
@@ -226,7 +244,7 @@ def test_a_message_leased_before_its_topic_was_deleted_has_none_in_the_topics_ne
     assert not records(world, "done") + records(world, "failed") + records(world, "mine")
     world.one(commands.encode_purge("t", 3))
     assert settled(world, purged) == [0]
-    assert [one["id"] for one in told(world)] == [encode_id(young)]
+    assert [one["id"] for one in reported(world)] == [encode_id(young)]
 
 
 def own(**topics: str) -> Draft:
@@ -236,13 +254,13 @@ def own(**topics: str) -> Draft:
 def test_messages_name_topics_of_their_own_where_the_topic_allows_that() -> None:
     world = asking(webhook=HOOK)
     world.ack(world.lease(*world.ids(own(os="mine"), own(of="mine"), draft())))
-    assert (len(told(world, "mine")), len(told(world))) == (1, 2)
+    assert (len(reported(world, "mine")), len(reported(world))) == (1, 2)
     world.nack(world.lease(*world.ids(own(os="mine"), own(of="mine"))))
-    assert (len(told(world, "mine")), len(told(world, "failed"))) == (2, 1)
+    assert (len(reported(world, "mine")), len(reported(world, "failed"))) == (2, 1)
     rows = world.lease(*world.ids(own(os="mine"), own(os="not/a/name")))
     world.one(commands.encode_topic_put("t", {"webhook": {"url": HOOK["url"]}}))
     world.ack(rows)
-    assert (len(told(world, "mine")), len(told(world))) == (2, 4), "the topic allows that no longer"
+    assert (len(reported(world, "mine")), len(reported(world))) == (2, 4), "the topic allows that no longer"
     assert world.publish(own(os="mine")).codes.tolist() == [12]
 
 
@@ -251,7 +269,7 @@ def test_a_callback_needs_no_room_and_makes_its_topic() -> None:
     world = asking()
     world.one(commands.encode_topic_put("done", {"max_messages": 1, "publish_rate": 0.001}))
     settled(world, world.lease(*world.ids(draft(), draft(), draft())))
-    assert (len(told(world)), world.ledger.callbacks["over_quota"]) == (3, 2)
+    assert (len(reported(world)), world.ledger.callbacks["over_quota"]) == (3, 2)
     world.one(commands.encode_topic_delete("done", True))
     world.ack(world.lease(*world.ids()))
     assert world.topic("done").pending == 1
@@ -260,7 +278,7 @@ def test_a_callback_needs_no_room_and_makes_its_topic() -> None:
     first, second = closed.ids(draft(), draft())
     assert closed.ack(closed.lease(first)) == [0]
     assert closed.nack(closed.lease(second)) == [0]
-    assert (len(told(closed)), dict(+closed.ledger.callbacks)) == (1, {"filed": 1, "lost": 1})
+    assert (len(reported(closed)), dict(+closed.ledger.callbacks)) == (1, {"filed": 1, "lost": 1})
 
 
 def test_callbacks_reach_the_subscriptions_of_their_topic_and_each_copy_has_its_own() -> None:
@@ -271,8 +289,8 @@ def test_callbacks_reach_the_subscriptions_of_their_topic_and_each_copy_has_its_
     (one,) = world.ids()
     copy = one + 1
     world.ack(world.lease(one, copy))
-    assert [found["topic"] for found in told(world)] == ["t"]
-    assert [(found["topic"], found["id"]) for found in told(world, "billed")] == [("t~billing", encode_id(copy))]
+    assert [found["topic"] for found in reported(world)] == ["t"]
+    assert [(found["topic"], found["id"]) for found in reported(world, "billed")] == [("t~billing", encode_id(copy))]
     assert world.topic("done~audit").pending == 1
 
 
@@ -280,39 +298,22 @@ def test_groups_go_on_after_an_ack_with_a_callback() -> None:
     world = asking(group_concurrency=1, max_attempts=3)
     first, second = world.ids(*[replace(draft(), group=7)] * 2)
     settled(world, world.lease(first), CallReply(200, "", b"", False))
-    assert (world.states(first, second), len(told(world))) == (["acked", "ready"], 1)
-
-
-def test_callbacks_wait_for_the_switch() -> None:
-    world = World(level=CALLBACKS_LEVEL - 1)
-    rows = world.lease(*world.ids(draft(), draft()))
-    before = checkpoint.dump(world.ledger, everything=True)
-    refused = world.one(commands.encode_topic_put("t", {"on_success": "done"}))
-    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
-    replies = encode_replies([CallReply(200, "", b"", False), None])
-    refused = world.one(settlement.encode_settle(commands.encode_ack("n1", rows), None, replies=replies))
-    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
-    assert checkpoint.dump(world.ledger, everything=True)[1] == before[1]
-    world.one(commands.encode_feature(CALLBACKS_LEVEL))
-    assert world.one(commands.encode_topic_put("t", {"on_success": "done"})) == Done(True)
-    world.restart()
-    settled(world, rows)
-    assert len(told(world)) == 2
+    assert (world.states(first, second), len(reported(world))) == (["acked", "ready"], 1)
 
 
 def test_answers_there_and_back_and_malformed_ones() -> None:
     world = asking()
     rows = world.lease(*world.ids(draft(), draft()))
-    ack, replies = commands.encode_ack("n1", rows), [None, CallReply(599, "a/b", b"x" * MAX_REPLY, True)]
+    replies = [None, CallReply(599, "a/b", b"x" * MAX_REPLY, True)]
     section = encode_replies(replies)
-    whole = settlement.encode_settle(ack, None, encode_results([b"1", None]), section)
-    assert settlement.take_apart(whole) == (ack, encode_results([b"1", None]), section)
-    command = commands.decode(whole[0], memoryview(whole)[COMMAND.size :])[1]
-    assert command.replies.by_lease() == {1: replies[1]}
+    whole = commands.encode_ack("n1", rows, encode_results([b"1", None]), section)
+    command = commands.decode(whole[0], memoryview(whole)[COMMAND.size :])
+    assert list(command.results) == [0]
+    assert command.replies == {1: replies[1]}
     assert encode_replies([None]) == b""
-    wrong_lease, no_text = section[:4] + b"\2" + section[5:], section.replace(b"a/b", b"a\xffb")
-    for spoilt in (section[:-1], section + b"x", b"\0" * 4, wrong_lease, no_text):
-        refused = world.one(settlement.encode_settle(ack, None, replies=spoilt))
+    wrong_lease, no_text = section[:1] + b"\2" + section[2:], section.replace(b"a/b", b"a\xffb")
+    for spoilt in (section[:-1], section + b"x", b"\x80", wrong_lease, no_text):
+        refused = world.one(commands.encode_ack("n1", rows, replies=spoilt))
         assert (isinstance(refused, Refused), refused.code) == (True, "malformed"), spoilt[:20]
-    nack = settlement.encode_settle(commands.encode_nack("n1", rows), None, replies=section)
+    nack = settlement.encode_settle("n1", rows, nack=True, replies=section)
     assert world.one(nack).code == "malformed"

@@ -15,9 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.sim.mutations.table import broken
-from hadelay.codec import commands, settlement
-from hadelay.codec.ackresults import encode_results
-from hadelay.codec.callreplies import CallReply, encode_replies
+from hadelay.codec import commands
+from hadelay.codec.ackparts import CallReply, encode_replies, encode_results
 from hadelay.codec.commands import DEAD_NOW
 from hadelay.codec.meta import Meta, pack, unpack
 from hadelay.codec.records import decode_record
@@ -76,7 +75,7 @@ class Model:
         self.messages: dict[int, Message] = {}
         self.leases: list[Lease] = []
         #: Callbacks that were filed: (topic, document), without the texts of errors.
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.reported: list[tuple[str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         #: What the node had counted before its restarts.
         self.counted: Counter[str] = Counter()
@@ -140,10 +139,8 @@ class Model:
             return commands.encode_nack("n1", rows, delay_ms, "no"), self._nack(named, kind == "dead")
         replies = [self.rng.choice([None, CallReply(200 + n, "a/b", b"%d" % n, False)]) for n in range(len(named))]
         texts = [self.rng.choice([None, b"[%d]" % n]) for n in range(len(named))]
-        ack, results, answers = commands.encode_ack("n1", rows), b"", encode_replies(replies)
-        if any(texts):
-            results = encode_results(texts)
-        whole = settlement.encode_settle(ack, None, results, answers) if results or answers else ack
+        results = encode_results(texts) if any(texts) else b""
+        whole = commands.encode_ack("n1", rows, results, encode_replies(replies))
         return whole, self._ack(named, replies, texts)
 
     def _ack(self, named: list[Lease], replies: list[Any], texts: list[bytes | None]) -> Iterator[int]:
@@ -208,7 +205,7 @@ class Model:
         if target == "done":
             self.counts["over_quota"] += self.pending >= ROOM
             self.pending += 1
-        self.told.append((target, document))
+        self.reported.append((target, document))
 
     def restart(self) -> None:
         self.counted += self.world.ledger.callbacks
@@ -223,7 +220,7 @@ class Model:
                     assert last["attempt"] == self.messages[decode_id(document["id"])].hand_outs
                 found.append((topic, document))
         by_text = lambda one: (one[0], json.dumps(one[1]))  # noqa: E731
-        assert sorted(found, key=by_text) == sorted(self.told, key=by_text)
+        assert sorted(found, key=by_text) == sorted(self.reported, key=by_text)
         assert self.counted + self.world.ledger.callbacks == +self.counts
         assert self.world.topic("done").pending == self.pending
 
@@ -247,7 +244,7 @@ def test_each_lease_that_counts_has_one_callback_whatever_an_entry_holds(seed: i
     again = World(Settings(max_topics=len(TOPICS)))
     for index, entry in enumerate(model.world.entries, 1):
         apply_entry(again.ledger, index, model.world.term, entry)
-    assert checkpoint.dump(again.ledger, everything=True) == checkpoint.dump(model.world.ledger, everything=True)
+    assert checkpoint.dump(again.ledger) == checkpoint.dump(model.world.ledger)
 
 
 def test_all_kinds_happen() -> None:
@@ -256,7 +253,7 @@ def test_all_kinds_happen() -> None:
         model = run(seed)
         counts += model.counts
         counts.update(f"late {lease.was_late}" for lease in model.leases if lease.state == "acked")
-        counts.update(topic for topic, _ in model.told)
+        counts.update(topic for topic, _ in model.reported)
     assert set(counts) == {"filed", "lost", "over_quota", "late True", "late False", "done", "failed", "mine"}
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,21 +16,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
-from hadelay.codec import commands, schedules, settlement
-from hadelay.codec.ackresults import encode_results
-from hadelay.codec.callreplies import CallReply, encode_replies
+from hadelay.codec import batches, commands, schedules, settlement
+from hadelay.codec.ackparts import CallReply, encode_replies, encode_results
 from hadelay.codec.commands import Malformed, decode
-from hadelay.codec.commandtypes import Command, Grant, Job
+from hadelay.codec.commandtypes import Command, Grant, Job, TopicUse
 from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.jobcommands import FillBegin, JobBegin, JobSpec
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish, hash_group, hash_key
 from hadelay.codec.results import Done, Refused
+from hadelay.codec.shardcommands import ShardStep
 from hadelay.errors import FatalError
 from hadelay.ledger.apply import apply_entry
 from hadelay.members import Member
 from hadelay.model import DEAD_HOURS, REPLACE, Draft, pack_id
+from hadelay.settings.shardmap import Rule, Shard, ShardMap
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 
 LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))
@@ -39,17 +41,16 @@ SCHEDULE = schedules.Stored(
     schedules.Spec("orders", cron="0 9 * * MON-FRI", timezone="Europe/Vienna"),
     encode_publish("n1", [Draft("orders", 0, True, 0, 0, schedules.template_meta(pack(Meta(sch="daily"))), b"hello")]),
 )
-FIRING = schedules.Firing(
-    "daily", 1, NINE_MS, NINE_MS + 86_400_000, NINE_MS, 0, 0, schedules.times([(NINE_MS, NINE_MS)])
-)
+BATCH = batches.Spec("done", batches.On.SUCCESS, 0, 0, 0, b"", None, 86_400_000)
+FIRING = schedules.Firing("daily", 1, NINE_MS, NINE_MS + 86_400_000, NINE_MS, 0, 0, [(NINE_MS, NINE_MS)])
+SHARDS = ShardMap(1, {0: Shard(0), 1: Shard(1)}, (Rule("*", (0, 1)),), {"orders": 0})
 EXAMPLES = [
     commands.encode_noop(),
     commands.encode_publish(
         "n1", [draft("a", 5, b"body"), Draft("b", 7, False, 3, 9, b"\x80", b"", b"key")], b"request"
     ),
     commands.encode_grant(Grant(1, 2, 30_000, "c", b"r", "n1", [START_HOUR, START_HOUR + 1], [0, 9])),  # type: ignore[arg-type]
-    commands.encode_ack("n1", LEASES),
-    commands.encode_nack("n1", LEASES, 500),
+    settlement.with_delays(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_extend("n1", LEASES, 500),
     commands.encode_expire([(1, 2), (3, 4)]),
     commands.encode_cancel("n1", [1, 2**64 - 1], [("t", b"key")]),
@@ -62,8 +63,7 @@ EXAMPLES = [
     commands.encode_feature(1),
     commands.encode_incarnation("n2", 7),
     commands.encode_settings({"max_topics": 5}),
-    commands.encode_publish("n1", [draft("a"), replace(draft("b"), group=2**64 - 1)]),
-    commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")]),
+    commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")], expected_ms=START_MS),
     commands.encode_redrive("n1", "t", [1, 2**64 - 1]),
     commands.encode_maintain(Job.TTL_EXPIRE),
     commands.encode_purge("t", 7),
@@ -75,21 +75,26 @@ EXAMPLES = [
     commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
     commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
     *(
-        schedule_examples := [
+        shown_examples := [
             schedules.encode_put("daily", schedules.ANY_VERSION, 0, SCHEDULE),
             schedules.encode_delete("daily"),
+            commands.encode_job_stop(1),
+            commands.encode_shard_map(ShardStep.PREPARE, msgspec.msgpack.encode(SHARDS)),
             schedules.encode_fire([FIRING]),
             schedules.encode_state("daily", True),
-            schedules.encode_run("daily", 1, schedules.times([(0, 0)]), b"k1"),
+            schedules.encode_run("daily", 1, [(0, 0)], b"k1"),
         ]
     ),
     commands.encode_subscription_put("t", "billing", {"lease_ms": 1}),
-    commands.encode_topic_expiry([(0, 1, 1, START_MS), (7, 0, 0, 0)]),
+    commands.encode_topic_expiry([TopicUse(0, 1, True, START_MS), TopicUse(7, 0, False, 0)]),
     commands.encode_subscription_fill(FillBegin("n1", "shop", "t", "billing", {"tags": ["eu"]})),
-    settlement.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
     commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
-    commands.encode_job_stop(1),
+    batches.encode_open("import", BATCH),
+    batches.encode_seal("import"),
+    batches.encode_cancel("import"),
+    batches.encode_step(1, [3, 2**64 - 1]),
+    commands.encode_maintain(Job.BATCHES),
 ]
 
 
@@ -100,12 +105,12 @@ def decoded(encoded: bytes) -> Any:
 
 def test_every_command_has_an_example() -> None:
     kinds = [decode_entry(encode_entry(0, [e]))[2][0][0] for e in EXAMPLES]
-    assert kinds == sorted(Command)
+    assert sorted(kinds) == sorted(Command)
 
 
 def test_an_entry_keeps_its_commands_apart_and_in_order() -> None:
     level, now_ms, found = decode_entry(encode_entry(START_MS, EXAMPLES, level=1))
-    assert (level, now_ms, [kind for kind, _ in found]) == (1, START_MS, sorted(Command))
+    assert (level, now_ms, [kind for kind, _ in found]) == (1, START_MS, [example[0] for example in EXAMPLES])
 
 
 def test_publish_there_and_back() -> None:
@@ -189,7 +194,7 @@ def test_unknown_commands_and_broken_entries_are_refused() -> None:
     assert world.ledger.applied == 2
 
 
-def test_what_only_a_newer_version_understands_stops_the_node() -> None:
+def test_a_command_of_a_newer_version_stops_the_node() -> None:
     world = World()
     with pytest.raises(FatalError, match="version 2"):
         apply_entry(world.ledger, 1, 1, b"\x02" + encode_entry(0, [])[1:])
@@ -228,15 +233,14 @@ def test_the_examples_of_the_specification() -> None:
         "PUBLISH": commands.encode_publish(
             "n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1", b"o-1", REPLACE, 3_600_000)]
         ),
-        "PUBLISH2": commands.encode_publish(
+        "PUBLISH_GROUP": commands.encode_publish(
             "n1", [Draft("orders", 0, True, 0, 0, pack(Meta(group="c7")), b"hello", group=hash_group("c7"))]
         ),
-        "PUBLISH2_UNIQUE": commands.encode_publish(
+        "PUBLISH_UNIQUE": commands.encode_publish(
             "n1", [Draft("orders", 0, True, 0, 0, b"\x80", b"hello", key=b"o-1", unique_ms=86_400_000)]
         ),
         "GRANT": commands.encode_grant(Grant(7, 21, 30_000, "w1", b"r1", "n1", *place)),
-        "ACK": commands.encode_ack("n1", lease),
-        "NACK": commands.encode_nack("n1", lease, 5_000),
+        "SETTLE_NACK": commands.encode_nack("n1", lease, 5_000),
         "EXTEND": commands.encode_extend("n1", lease, 60_000),
         "EXPIRE": commands.encode_expire([(7, 21)]),
         "CANCEL": commands.encode_cancel("n1", [pack_id(0, 498665, 42)], [("orders", b"o-1")]),
@@ -245,7 +249,7 @@ def test_the_examples_of_the_specification() -> None:
         "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),
         "SUBSCRIPTION_PUT": commands.encode_subscription_put("orders", "billing", {"tags": ["eu"]}),
-        "TOPIC_EXPIRY": commands.encode_topic_expiry([(3, 0, 1, START_MS)]),
+        "TOPIC_EXPIRY": commands.encode_topic_expiry([TopicUse(3, 0, True, START_MS)]),
         "SUBSCRIPTION_FILL": commands.encode_subscription_fill(FillBegin("n1", "", "orders", "billing", {})),
         "SWEEP": commands.encode_maintain(Job.SWEEP),
         "CARRY": commands.encode_maintain(Job.ROLL_FORWARD, 498640),
@@ -264,13 +268,11 @@ def test_the_examples_of_the_specification() -> None:
         "AUDITED": commands.encode_audited(
             "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
         ),
-        "SETTLE": settlement.encode_settle(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
-        "SETTLE_REPLY": settlement.encode_settle(
-            commands.encode_ack("n1", lease), None, replies=encode_replies([CallReply(200, "text/plain", b"ok", False)])
+        "SETTLE": settlement.with_delays(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
+        "SETTLE_REPLY": commands.encode_ack(
+            "n1", lease, replies=encode_replies([CallReply(200, "text/plain", b"ok", False)])
         ),
-        "SETTLE_RESULT": settlement.encode_settle(
-            commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'])
-        ),
+        "SETTLE_RESULT": commands.encode_ack("n1", lease, encode_results([b'{"paid":7}'])),
         "MEMBERS": commands.encode_members(
             (Member("n1", "10.0.0.1"), Member("n2", "10.0.0.2", voter=False, joined=True))
         ),
@@ -280,9 +282,13 @@ def test_the_examples_of_the_specification() -> None:
             )
         ),
         "JOB_STEP": commands.encode_job_step(1, (0, 0), (498665, 43), [pack_id(0, 498665, 42)]),
-        "JOB_STOP": commands.encode_job_stop(1),
+        "BATCH_OPEN": batches.encode_open("import", BATCH),
+        "BATCH_SEAL": batches.encode_seal("import"),
+        "BATCH_CANCEL": batches.encode_cancel("import"),
+        "BATCH_STEP": batches.encode_step(1, [0x0006D8B100000001, 0x0006D8B100000002]),
+        "BATCHES": commands.encode_maintain(Job.BATCHES),
     }
-    encoded |= {Command(example[0]).name: example for example in schedule_examples}
+    encoded |= {Command(example[0]).name: example for example in shown_examples}
     expected = spec_examples()
     assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]
     assert {name: body.hex() for name, body in encoded.items()} == expected

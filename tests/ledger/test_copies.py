@@ -47,7 +47,7 @@ def test_a_dead_copy_stays_dead_while_another_message_has_the_key() -> None:
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_of_two_dead_copies_with_one_key_one_is_redriven(by_id: bool) -> None:
+def test_one_of_two_dead_copies_with_one_key_is_redriven(by_id: bool) -> None:
     world = World()
     subscribed(world, "billing", max_attempts=1)
     dead = []
@@ -110,7 +110,7 @@ def test_a_replacing_publish_needs_no_room_where_it_replaces_a_copy() -> None:
     assert [world.topic(name).pending for name in ("orders", "orders~billing")] == [1, 1]
 
 
-def test_in_one_batch_a_replaced_row_frees_only_the_queues_that_it_had() -> None:
+def test_a_replaced_row_of_one_batch_frees_only_the_queues_that_it_had() -> None:
     world = World()
     subscribed(world, "eu", tags=["eu"], max_messages=1)
     world.ids(message(1_000, tags=("eu",)))
@@ -133,7 +133,7 @@ def test_a_leased_copy_of_a_deleted_subscription_does_not_keep_the_key() -> None
 
 
 @pytest.mark.parametrize("names", [["billing"], ["billing", "mail"]])
-def test_nor_does_it_if_it_has_the_published_id(names: list[str]) -> None:
+def test_a_row_with_the_published_id_does_not_either(names: list[str]) -> None:
     world = World()
     subscribed(world, *names)
     world.one(commands.encode_topic_put("orders", {"own_queue": False}))

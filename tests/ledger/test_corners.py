@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Grant, Job
+from hadelay.codec.formats import Mask, Rows
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import LeaseOutcome, Refused, RowCode, TargetOutcome
-from hadelay.ledger.describe import describe
-from hadelay.ledger.keys import find_key
-from hadelay.ledger.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
+from hadelay.ledger.messages.keys import find_key
+from hadelay.ledger.topics.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
+from hadelay.ledger.topics.topics import PurgeMark
+from hadelay.ledger.views.describe import describe
 from hadelay.model import DEAD_HOURS, HOUR_MS, Draft, State
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World, draft, leases
@@ -166,7 +168,7 @@ def test_topics_are_bounded_and_those_that_are_there_go_on() -> None:
     assert (refused.code, [topic.name for topic in world.ledger.topics]) == ("too_many_topics", ["a", "b"])
 
 
-def test_what_a_partial_purge_means_is_cancelled_before_it_is_swept() -> None:
+def test_messages_of_a_partial_purge_are_cancelled_before_they_are_swept() -> None:
     world = failing_once()
     ready, scheduled = world.ids(draft(), draft("t", 5_000))
     purge(world, READY)
@@ -181,12 +183,12 @@ def test_nothing_but_the_sweep_ends_what_a_partial_purge_means() -> None:
     (limited,) = world.ids(replace(draft(), ttl_ms=1_000))
     (late,) = world.ids(draft())
     world.one(commands.encode_topic_put("t", {"max_attempts": 0}))
-    held = world.lease(late, lease_ms=1_000)
+    taken = world.lease(late, lease_ms=1_000)
     world.now += 1_000
     world.expire((1, 1))
     purge(world, READY)
     world.maintain(Job.TTL_EXPIRE)
-    outcomes = world.ack(held)
+    outcomes = world.ack(taken)
     for _ in range(3):
         world.maintain(Job.SWEEP)
     assert (outcomes, world.states(limited, late)) == ([LeaseOutcome.LEASE_LOST], ["cancelled", "cancelled"])
@@ -223,7 +225,7 @@ def test_a_grant_looks_ahead_as_far_as_it_says_and_never_further_than_100_ms() -
     assert granted(4, 65_535, later)
 
 
-def test_what_comes_back_before_its_time_is_due_at_its_time() -> None:
+def test_a_message_that_returns_before_its_time_is_due_at_its_time() -> None:
     """Leased ahead of its time, and then the lease was made shorter."""
     world = World()
     (soon,) = world.ids(draft("t", 90))
@@ -238,7 +240,7 @@ def test_what_comes_back_before_its_time_is_due_at_its_time() -> None:
     assert (described.state, described.deliver_at_ms) == (State.SCHEDULED, START_MS + 90)
 
 
-def test_what_was_in_hands_when_it_was_rescheduled_is_handed_out_as_another_attempt() -> None:
+def test_a_message_rescheduled_during_its_lease_is_handed_out_as_another_attempt() -> None:
     """Interval mode: the hand-out's record comes behind a reschedule that was on its way already."""
     world = World()
     (message_id,) = world.ids(draft())
@@ -339,9 +341,49 @@ def test_a_purge_of_ready_ones_means_what_those_before_it_meant() -> None:
 def test_a_purge_of_nothing_costs_no_generation(states: int) -> None:
     world = World()
     (message_id,) = world.ids(draft())
-    held = world.lease(message_id)
+    taken = world.lease(message_id)
     purge(world, states)
     assert world.topic().generation == 1  # a whole one means what is leased, should it come back
-    world.ack(held)
+    world.ack(taken)
     purge(world, states)
     assert world.topic().generation == 1
+
+
+def test_purges_of_other_topics_cost_a_grant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    mine, _, other = world.ids(draft("t0"), draft("t0", 5_000), draft("other"))
+    world.ids(*(draft(f"t{n}", 5_000) for n in range(1, 10)))
+    for n in range(10):
+        world.one(commands.encode_purge(f"t{n}", SCHEDULED))
+    world.checking = 0
+    looks, means = [0], PurgeMark.means
+
+    def counted(mark: PurgeMark, rows: Rows) -> Mask:
+        looks[0] += 1
+        return means(mark, rows)
+
+    monkeypatch.setattr(PurgeMark, "means", counted)
+    world.lease(other)
+    assert looks == [0]
+    world.lease(mine)
+    assert looks == [1]
+    world.maintain(Job.SWEEP)
+    assert world.states(mine, other) == ["leased", "leased"]
+
+
+def test_only_existing_subscriptions_are_looked_at_in_the_order_of_their_numbers() -> None:
+    world = World()
+    world.ids(draft())
+    for name in ("a", "b", "c", "d"):
+        world.one(commands.encode_subscription_put("t", name, {}))
+    for name in ("a", "b", "d"):
+        world.one(commands.encode_topic_delete(f"t~{name}", True))
+    world.one(commands.encode_subscription_put("t", "b", {}))
+    topics = world.ledger.topics
+    assert [topic.name for topic in topics.subscriptions_of("t")] == ["t~b", "t~c"]
+    assert len(topics.subscriptions["t"]) == 2
+    world.restart()
+    for name in ("b", "c"):
+        world.one(commands.encode_topic_delete(f"t~{name}", True))
+    world.restart()
+    assert world.ledger.topics.subscriptions == {"t": {}}

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from hadelay.ledger.describe import describe
+from hadelay.ledger.views.describe import describe
 from hadelay.model import HOUR_MS
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 65_536])
 def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.ledger.describe._CHUNK", chunk)
+    monkeypatch.setattr("hadelay.ledger.views.describe._CHUNK", chunk)
     world, chance = World(), random.Random(chunk)
     world.checking = False
     ids = world.ids(*(draft(in_ms=n * 40) for n in range(60)))
@@ -27,7 +27,7 @@ def test_every_event_is_found(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
             expected[message].append("leased")
         elif state == "leased":
             key = next(k for k, g in world.ledger.grants.items() if world.place(message)[1] in g.rows["index"])
-            leases = world.held(*key)
+            leases = world.leased(*key)
             if chance.random() < 0.5:
                 world.ack(leases)
                 expected[message].append("acked")

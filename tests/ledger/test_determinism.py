@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.changedrows import HOURS
+from hadelay.ledger.hours.lookup import find_entry
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.platform.disk import Disk
@@ -47,7 +49,7 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
             consumer, request = rng.choice(["c1", "c2", "c3"]), b"%d" % (step % 7)
             result = world.grant(*due, lease_ms=rng.choice([1_000, HOUR_MS]), consumer=consumer, request_id=request)
             if result.granted.any():
-                rows = world.held(result.term, result.seq)
+                rows = world.leased(result.term, result.seq)
                 world.ack(rows[::2])
                 world.nack(rows[1::4], rng.choice([-1, 5_000, HOUR_MS]))
         world.expire(*world.ledger.grants)
@@ -71,22 +73,27 @@ def replayed(entries: list[bytes], directory: Path, *, far_buffer_bytes: int, ev
     tables, names = MemoryTables(), MemoryNames()
     ledger = Ledger(0, store, tables, names)
     ledger.level = FEATURE_LEVEL
-    hours: dict[int, bytes] = {}
+    rows: dict[bytes, dict[bytes, bytes | None]] = {}
     for index, entry in enumerate(entries, 1):
         apply_entry(ledger, index, 1, entry)
         if index % every == 0:
-            main, changed = checkpoint.dump(ledger)
-            hours |= changed
+            core, slices = checkpoint.begin(ledger)
+            for table, key, value in chain.from_iterable(slices):
+                rows.setdefault(table, {})[key] = value
             ledger = Ledger(0, store, tables, names)
-            checkpoint.load(ledger, main, hours)
+            kept = {
+                table: [(key, value) for key, value in sorted(some.items()) if value] for table, some in rows.items()
+            }
+            checkpoint.load(ledger, core, kept)
     ledgercheck.check(ledger)
-    main, blobs = checkpoint.dump(ledger, everything=True)
+    core, all_rows = checkpoint.dump(ledger)
+    hours = [(int.from_bytes(key, "big"), blob) for key, blob in all_rows[HOURS]]
     digests = {name: f"{size} {crc}" for name, (size, crc) in store.checksums().items()}
-    digests |= {f"state {hour_name(hour)}": hashlib.sha256(blob).hexdigest() for hour, blob in blobs.items()}
+    digests |= {f"state {hour_name(hour)}": hashlib.sha256(blob).hexdigest() for hour, blob in hours}
     digests |= {
         f"table {t!r}": hashlib.sha256(repr(sorted(r.items())).encode()).hexdigest() for t, r in tables.rows.items()
     }
-    digests["state"] = hashlib.sha256(main).hexdigest()
+    digests["state"] = hashlib.sha256(core + repr(all_rows).encode()).hexdigest()
     digests["chain"] = str(ledger.chain)
     store.close()
     return digests

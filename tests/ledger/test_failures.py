@@ -19,9 +19,10 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.formats import REASON
 from hadelay.codec.results import LeaseOutcome, RedriveOutcome, RedriveResult
-from hadelay.ledger import dead, topicchanges
-from hadelay.ledger.describe import describe
-from hadelay.ledger.transitions import failures_of
+from hadelay.ledger.hours.transitions import failures_of
+from hadelay.ledger.leases import dead
+from hadelay.ledger.topics import topicchanges
+from hadelay.ledger.views.describe import describe
 from hadelay.model import DEAD_HOURS, NONE32, Event
 from tests.ledger.test_listing import drain
 from tests.ledger.test_scenarios import START_HOUR, Player, clock, ms_of

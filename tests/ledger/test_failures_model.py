@@ -13,8 +13,8 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.views.describe import describe
 from hadelay.model import REPLACE, Event, State
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
@@ -84,7 +84,7 @@ class Life:
         elif what == "grant" and self.ids:
             result = world.grant(*self.some(args[0]), lease_ms=args[1])
             if result.granted.any():
-                self.leases.append(world.held(result.term, result.seq))
+                self.leases.append(world.leased(result.term, result.seq))
         elif what == "ack" and self.leases:
             world.ack(self.leases[args[0] % len(self.leases)])
         elif what == "nack" and self.leases:
@@ -159,10 +159,10 @@ def test_everything_adds_up_and_replicas_are_equal(steps: list[tuple[Any, ...]])
     replica.level = FEATURE_LEVEL
     for n, entry in enumerate(world.entries):
         apply_entry(replica, n + 1, world.term, entry)
-        dumped = checkpoint.dump(replica, everything=True)
+        dumped = checkpoint.dump(replica)
         replica = Ledger(0, store, tables, names)
         checkpoint.load(replica, *dumped)
-    assert checkpoint.dump(replica, everything=True) == checkpoint.dump(world.ledger, everything=True)
+    assert checkpoint.dump(replica) == checkpoint.dump(world.ledger)
     assert store.bytes_of() == world.store.bytes_of()
     assert {name: rows for name, rows in tables.rows.items() if rows} == {
         name: rows for name, rows in world.tables.rows.items() if rows

@@ -17,7 +17,7 @@ def naive(tags: list[str], all_of: list[str], any_of: list[str]) -> bool:
 
 
 @given(tags=FEW, all_of=FEW, any_of=FEW)
-def test_by_the_record_as_a_naive_one_says(tags: list[str], all_of: list[str], any_of: list[str]) -> None:
+def test_a_filter_agrees_with_a_naive_one(tags: list[str], all_of: list[str], any_of: list[str]) -> None:
     assert Filter(all_of, any_of).matches(tags) == naive(tags, all_of, any_of)
 
 
@@ -31,7 +31,7 @@ def test_the_mask_never_rejects_what_matches(messages: list[list[str]], data: st
         assert maybe or not wanted.matches(tags)
 
 
-def test_what_asks_for_the_same_is_the_same() -> None:
+def test_equal_filters_are_one_filter() -> None:
     assert Filter(["b", "a"], []) == Filter(["a", "b", "a"], [])
     assert Filter(["a"], ["b"]) == Filter(["a", "b"], []), "one of one is all of one"
     assert Filter(["a"], ["a", "b"]) == Filter(["a"], []), "it is met already"
@@ -40,6 +40,6 @@ def test_what_asks_for_the_same_is_the_same() -> None:
     assert filter_of([], []) is None
 
 
-def test_who_has_no_tags_is_asked_for_by_nobody_selective() -> None:
+def test_messages_without_tags_match_no_selective_filter() -> None:
     assert not filter_of(["a"], []).may(np.zeros(1, np.uint64))[0]  # type: ignore[union-attr]
     assert not filter_of([], ["a", "b"]).may(np.zeros(1, np.uint64))[0]  # type: ignore[union-attr]

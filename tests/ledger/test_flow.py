@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.ledger.flow import PLENTY, TokenBucket, limits_of, publish_bucket
+from hadelay.ledger.limits.flow import PLENTY, TokenBucket, limits_of, publish_bucket
 from hadelay.model import NEVER_MS
 from hadelay.settings.topic import TopicSettings
 
@@ -46,7 +46,7 @@ def test_never_more_than_the_rate_and_one_depth(rate: float, depth_s: float, ste
         assert bucket.available(bucket.next_ms()) >= 1, "whoever is told to come then finds something"
 
 
-def test_what_was_not_used_is_there_again_but_no_more_than_the_depth() -> None:
+def test_unused_tokens_return_up_to_the_depth() -> None:
     bucket = TokenBucket(10.0, 0.5, 0)
     bucket.take(5, 1_000)
     assert bucket.available(1_000) == 0

@@ -13,15 +13,14 @@ import pytest
 from hadelay.codec import commands
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.changedrows import HOURS
 from hadelay.ledger.state import Ledger
 from hadelay.members import Member
-from hadelay.model import HOUR_MS, hour_name
+from hadelay.model import HOUR_MS
 from tests import scenarios
 from tests.ledger.world import START_HOUR, World, draft
 from tests.memory import MemoryHours, MemoryNames, MemoryTables
 
-#: The feature level of the history: a later one is a history of its own.
-LEVEL = 3
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint.txt"
 
 
@@ -32,7 +31,7 @@ def plain_topics() -> None:
 
 def history() -> World:
     """Something of everything that a checkpoint keeps."""
-    world = World(level=LEVEL)
+    world = World()
     world.one(commands.encode_settings({"max_lease_ms": 3_600_000, "idempotency_window_ms": 60_000}))
     world.one(commands.encode_topic_put("orders", {"lease_ms": 5_000, "max_attempts": 1, "backoff": [10]}))
     world.one(commands.encode_token_create("ci", b"\xab" * 32, ["read", "publish:orders*"], 86_400_000))
@@ -42,10 +41,10 @@ def history() -> World:
     world.publish(draft("orders", 500, b"once", idem=b"key"), key=b"request")
     far = world.ids(*[draft("gone", HOUR_MS + 5), draft("orders", HOUR_MS + 5)])
     world.now += 4_000
-    held = world.lease(*kept[:4], consumer="worker", request_id=b"r1", lease_ms=60_000)
-    world.ack(held[:1])
-    world.nack(held[1:2], reason="no stock")  # its last attempt: it is dead
-    world.extend(held[2:3], 30_000)
+    leased = world.lease(*kept[:4], consumer="worker", request_id=b"r1", lease_ms=60_000)
+    world.ack(leased[:1])
+    world.nack(leased[1:2], reason="no stock")  # its last attempt: it is dead
+    world.extend(leased[2:3], 30_000)
     world.cancel(kept[4])
     world.one(commands.encode_cursor(START_HOUR, 4, 5))
     world.one(commands.encode_reschedule("n1", 30_000, True, [kept[5]]))
@@ -64,17 +63,23 @@ def history() -> World:
 def text_of(entries: list[bytes]) -> str:
     """Replayed, as a replica that was given the entries alone."""
     ledger = Ledger(0, MemoryHours(0), MemoryTables(), MemoryNames())
-    ledger.level = LEVEL
     for index, entry in enumerate(entries, 1):
         apply_entry(ledger, index, 1, entry)
-    main, hours = checkpoint.dump(ledger)
+    core, slices = checkpoint.begin(ledger)
+    written = sorted(row for some in slices for row in some)
+    rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for table, key, value in written:
+        rows.setdefault(table, []).append((key, value or b""))
     again = Ledger(0, ledger.store, ledger.tables, ledger.names)
-    checkpoint.load(again, main, hours)
-    assert checkpoint.dump(again, everything=True) == checkpoint.dump(ledger, everything=True)
-    canonical = checkpoint.dump(ledger, everything=True)
+    checkpoint.load(again, core, rows)
+    assert checkpoint.dump(again) == checkpoint.dump(ledger)
+    canonical = checkpoint.dump(ledger)
     lines = [f"entry {entry.hex()}" for entry in entries]
-    lines += [f"main {_shown(main)}", *(f"hour {hour_name(hour)} {_shown(blob)}" for hour, blob in hours.items())]
-    lines += [f"canonical {hour_name(h)} {_shown(blob)}" for h, blob in canonical[1].items() if blob != hours[h]]
+    lines += [
+        f"core {_shown(core)}",
+        *(f"{table.decode()} {key.hex()} {_shown(value or b'')}" for table, key, value in written),
+    ]
+    lines += [f"canonical {key.hex()} {_shown(b)}" for key, b in canonical[1][HOURS] if (key, b) not in rows[HOURS]]
     return "\n".join(lines) + "\n"
 
 

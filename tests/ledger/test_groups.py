@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
-from hadelay.ledger.maintenance import MAX_GROUPED
-from hadelay.ledger.messagegroups import GROUP_KEY, GROUPQ, POSITION, find_group
+from hadelay.ledger.groups.messagegroups import GROUP_KEY, GROUPQ, POSITION, find_group
+from hadelay.ledger.hours.maintenance import MAX_GROUPED
 from hadelay.model import HOUR_MS, Draft
-from hadelay.version import GROUP_RATE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
 
 
@@ -125,5 +124,3 @@ def test_group_rate_needs_groups_and_the_newest_level() -> None:
         refused = w.one(commands.encode_topic_put("t", {"group_rate": wrong}))
         assert (refused.code, refused.detail.startswith("group_rate: ")) == ("bad_config", True)
     assert w.one(commands.encode_topic_put("t", {"group_rate": None, "group_concurrency": None})).changed
-    w.ledger.level = GROUP_RATE_LEVEL - 1
-    assert w.one(commands.encode_topic_put("t", {"group_rate": 1, "group_concurrency": 2})).code == "needs_upgrade"

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.leasetokens import LEASE
-from hadelay.ledger import listing, topicchanges
-from hadelay.ledger.describe import describe
-from hadelay.ledger.listing import ListPage, ListQuery
+from hadelay.ledger.topics import topicchanges
+from hadelay.ledger.views import listing
+from hadelay.ledger.views.describe import describe
+from hadelay.ledger.views.listing import ListPage, ListQuery
 from hadelay.model import FIRST, HOUR_MS, PENDING, Key, State
 from tests.ledger.world import START_MS, World, draft
+from tests.scale import size
 
 ALL = frozenset(State)
 FOREVER = 1 << 50
@@ -35,7 +37,12 @@ def drain(pages: Any) -> Any:
 
 def query(world: World, states: frozenset[State] = PENDING, *, topic: str = "t", **rest: Any) -> ListQuery:
     fields = {"from_ms": 0, "to_ms": FOREVER, "tag_mask": 0, "after": FIRST, "limit": 10} | rest
-    return ListQuery(world.topic(topic).number, states, **fields)
+    return ListQuery(world.topic(topic).number if topic else every_topic(world), states, **fields)
+
+
+def every_topic(world: World) -> Any:
+    """Mask of all topics for a list over all of them."""
+    return np.array([topic.exists for topic in world.ledger.topics.all] + [False])
 
 
 def pages(world: World, question: ListQuery, budget: int = listing.BUDGET) -> Iterator[ListPage]:
@@ -55,11 +62,12 @@ def listed(world: World, question: ListQuery, budget: int = listing.BUDGET) -> l
 
 
 def naive(world: World, question: ListQuery, ids: list[int]) -> list[tuple[int, State]]:
-    name = world.ledger.topics[question.topic].name
+    every, one = world.ledger.topics, question.topics
+    names = {every[one].name} if isinstance(one, int) else {topic.name for topic in every.all}
     found = []
     for message_id in ids:
         view = describe(world.ledger, message_id, START_MS + world.now)
-        if view is None or view.topic != name or view.state not in question.states:
+        if view is None or view.topic not in names or view.state not in question.states:
             continue
         row = world.store.entries(view.hour, np.array([view.index]))[0]
         due = max(view.deliver_at_ms, view.hour * HOUR_MS + int(row["second"]) * 1000)
@@ -99,11 +107,11 @@ def test_due_order_and_the_id_within_a_millisecond(world: World) -> None:
 
 
 def test_pending_is_what_is_asked_for_by_default(world: World) -> None:
-    later, now, held, gone, done = world.ids(draft(in_ms=9_000), draft(), draft(), draft(), draft())
-    leases = world.lease(held, done)
+    later, now, taken, gone, done = world.ids(draft(in_ms=9_000), draft(), draft(), draft(), draft())
+    leases = world.lease(taken, done)
     world.cancel(gone)
     world.ack(leases[1:])
-    assert listed(world, query(world)) == [(now, "ready"), (held, "leased"), (later, "scheduled")]
+    assert listed(world, query(world)) == [(now, "ready"), (taken, "leased"), (later, "scheduled")]
     assert listed(world, query(world, frozenset((State.ACKED, State.CANCELLED)))) == [
         (gone, "cancelled"),
         (done, "acked"),
@@ -132,7 +140,7 @@ def test_a_returned_message_stands_where_it_is_due_now(world: World) -> None:
     assert listed(world, query(world)) == [(b, "scheduled"), (a, "scheduled")]
 
 
-def test_what_was_carried_stands_where_it_was_carried_to(world: World) -> None:
+def test_carried_messages_are_listed_in_their_new_hour(world: World) -> None:
     (a,) = world.ids(draft())
     hour = world.place(a)[0]
     world.now = 3 * HOUR_MS + 5
@@ -180,13 +188,23 @@ def test_a_cursor_survives_that_its_message_is_settled(world: World) -> None:
     assert seen == ids
 
 
-def test_what_is_past_its_ttl_is_expired_before_anybody_writes_it_down(world: World) -> None:
+def test_messages_past_their_ttl_are_listed_as_expired_before_that_is_recorded(world: World) -> None:
     world.one(commands.encode_topic_put("t", {"ttl_ms": 5_000}))
     old, new = world.ids(draft(), draft(in_ms=60_000))
     world.now = 6_000
     world.one(commands.encode_noop())
     assert listed(world, query(world)) == [(new, "scheduled")]
     assert listed(world, query(world, frozenset((State.EXPIRED,)))) == [(old, "expired")]
+
+
+def test_messages_of_several_topics_are_one_list(world: World) -> None:
+    ids = world.ids(draft(in_ms=9_000), draft("u", 2_000), draft("v", 1_000), draft("u", 5_000))
+    every = query(world, topic="", limit=1)
+    assert [one for one, _ in listed(world, every)] == [ids[2], ids[1], ids[3], ids[0]]
+    mask = every.topics.copy()  # type: ignore[union-attr]
+    mask[world.topic("v").number] = False
+    world.ids(draft("born-later", 500))
+    assert [one for one, _ in listed(world, every._replace(topics=mask))] == [ids[1], ids[3], ids[0]]
 
 
 def test_dead_letters_come_last_until_they_are_purged(world: World) -> None:
@@ -262,12 +280,14 @@ class ListingAgainstSorting(RuleBasedStateMachine):
         budget=st.sampled_from([0, 50, 10**9]),
         window=st.sampled_from([(0, FOREVER), (START_MS, START_MS + HOUR_MS), (START_MS + 700, START_MS + 60_000)]),
         meanwhile=st.lists(changes, max_size=4),
+        topic=st.sampled_from(["t", "t", ""]),
     )
     def look(
-        self, states: frozenset[State], limit: int, budget: int, window: tuple[int, int], meanwhile: list[Any]
-    ) -> None:
+        self, states: frozenset[State], limit: int, budget: int, window: tuple[int, int], meanwhile: list[Any],
+        topic: str,
+    ) -> None:  # fmt: skip
         world = self.world
-        question = query(world, states, limit=limit, from_ms=window[0], to_ms=window[1])
+        question = query(world, states, topic=topic, limit=limit, from_ms=window[0], to_ms=window[1])
         before = naive(world, question, self.ids)
         costs = listing._SLICE, listing._STEP_COST
         listing._SLICE, listing._STEP_COST = self.costs
@@ -300,5 +320,5 @@ class ListingAgainstSorting(RuleBasedStateMachine):
 
 TestListingAgainstSorting = ListingAgainstSorting.TestCase
 TestListingAgainstSorting.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=size(20, 60), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -15,11 +15,12 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, RowCode, TargetOutcome
-from hadelay.ledger.describe import describe
-from hadelay.ledger.keys import find_key
+from hadelay.ledger.messages.keys import find_key
+from hadelay.ledger.views.describe import describe
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
+from tests.scale import size
 
 DONE, ACKED, LOST = LeaseOutcome.DONE, LeaseOutcome.ALREADY_ACKED, LeaseOutcome.LEASE_LOST
 TOPICS = ("orders", "refunds")
@@ -71,7 +72,7 @@ class Model:
     retired: set[int] = field(default_factory=set)
     exists: set[str] = field(default_factory=set)
 
-    def held(self, key: tuple[int, int]) -> list[Message]:
+    def taken(self, key: tuple[int, int]) -> list[Message]:
         return [m for m in self.messages if m.state == "leased" and m.lease is not None and m.lease[:2] == key]
 
 
@@ -242,7 +243,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         proposal = Grant(*key, lease_ms, consumer, request, "n1", hours, indexes)
         result = self.world.one(commands.encode_grant(proposal))
         known = self.model.requests.get((consumer, request)) if request else None
-        if known is not None and self.model.held(known):
+        if known is not None and self.model.taken(known):
             assert result.existing == known
             assert not result.granted.any()
             return
@@ -259,7 +260,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         if granted and request:
             self.model.requests[consumer, request] = key
 
-    def is_held(self, token: Token) -> bool:
+    def is_leased(self, token: Token) -> bool:
         return token.message.state == "leased" and token.message.lease == token.row[:3]
 
     def settle(self, numbers: list[int], kind: str, value: int = 0) -> list[tuple[Token, int]]:
@@ -279,7 +280,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         # What is held is settled first, then what came late.
         late = []
         for token, outcome in answers:
-            if self.is_held(token):
+            if self.is_leased(token):
                 assert outcome == DONE
                 token.message.state = "acked"
             else:
@@ -300,7 +301,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         unseen = (
             m.attempts == token.attempts
             and token.row[0] < self.world.term
-            and not self.model.held(token.row[:2])
+            and not self.model.taken(token.row[:2])
             and m.due <= self.time
         )
         if not came_back and not unseen:
@@ -315,24 +316,24 @@ class StateAgainstModel(RuleBasedStateMachine):
     @rule(numbers=picks, delay=st.sampled_from([-1, 0, 2_000, 90 * 60_000]))
     def nack(self, numbers: list[int], delay: int) -> None:
         for token, outcome in self.settle(numbers, "nack", delay):
-            if self.is_held(token):
+            if self.is_leased(token):
                 assert outcome == DONE
                 self.give_back(token.message, self.time + max(delay, 0), expired=False)
             else:
-                self.check_not_held(token, outcome)
+                self.check_not_leased(token, outcome)
 
     @rule(numbers=picks, lease_ms=st.sampled_from([1, 20_000]))
     def extend(self, numbers: list[int], lease_ms: int) -> None:
         seen = set()
         for token, outcome in self.settle(numbers, "extend", lease_ms):
-            if self.is_held(token):
+            if self.is_leased(token):
                 assert outcome == (LOST if token.row in seen else DONE)
                 token.message.until = self.time + lease_ms
                 seen.add(token.row)
             else:
-                self.check_not_held(token, outcome)
+                self.check_not_leased(token, outcome)
 
-    def check_not_held(self, token: Token, outcome: int) -> None:
+    def check_not_leased(self, token: Token, outcome: int) -> None:
         m = token.message
         acked = m.state == "acked" and m.filing == token.filing and m.hour not in self.model.retired
         assert outcome == (ACKED if acked else LOST)
@@ -354,7 +355,7 @@ class StateAgainstModel(RuleBasedStateMachine):
         assert result.returned == len(over)
         for m in over:
             self.give_back(m, self.time, expired=True)
-        assert set(result.held) == {m.lease[:2] for m in self.model.messages if m.lease and m.state == "leased"}
+        assert set(result.remaining) == {m.lease[:2] for m in self.model.messages if m.lease and m.state == "leased"}
 
     # topics and hours
 
@@ -459,6 +460,6 @@ class StateAgainstModel(RuleBasedStateMachine):
 
 
 StateAgainstModel.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=size(20, 60), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStateAgainstModel = StateAgainstModel.TestCase

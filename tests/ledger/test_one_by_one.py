@@ -22,7 +22,7 @@ from hadelay.codec.meta import Meta as Tags
 from hadelay.codec.meta import mask_of, pack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import RowCode
-from hadelay.ledger.messagegroups import GROUP
+from hadelay.ledger.groups.messagegroups import GROUP
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE, Draft
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import World
@@ -75,7 +75,7 @@ def draft_of(rng: random.Random) -> Draft:
     )
 
 
-def told(result: Any) -> list[tuple[Any, ...]]:
+def reported(result: Any) -> list[tuple[Any, ...]]:
     columns = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist(), result.duplicate.tolist()
     return list(zip(*columns, strict=True))
 
@@ -110,7 +110,7 @@ def compare(one: World, many: World) -> None:
 def test_publish(seed: int) -> None:
     batch, single = world_of(seed), world_of(seed)
     rows = drafts(random.Random(seed), random.Random(f"size {seed}").choice((2, 3, 6, 12)))
-    result, answers = told(batch.publish(*rows)), [told(single.publish(row))[0] for row in rows]
+    result, answers = reported(batch.publish(*rows)), [reported(single.publish(row))[0] for row in rows]
     assert result == answers
     compare(batch, single)
 
@@ -127,9 +127,9 @@ def test_a_repeated_publish_changes_nothing_and_has_the_same_answer(seed: int) -
         rows.append(row if key is None else known.setdefault(key, replace(row, idem=key)))
         if rng.random() < 0.1:
             rows.append(replace(row, idem=key, body=b"other"))
-    first = told(world.publish(*rows, key=b"request" if by_request else None))
+    first = reported(world.publish(*rows, key=b"request" if by_request else None))
     before = state(world)
-    again = told(world.publish(*rows, key=b"request" if by_request else None))
+    again = reported(world.publish(*rows, key=b"request" if by_request else None))
     assert [answer[:3] for answer in again] == [answer[:3] for answer in first]
     assert all(duplicate for *_, code, duplicate in again if code == RowCode.OK)
     assert state(world) == before
@@ -151,7 +151,7 @@ def leased(world: World, rng: random.Random) -> np.ndarray:
     for _ in range(rng.choice((1, 2, 3))):
         result = world.grant(*rng.sample(ids, min(len(ids), 4)), lease_ms=rng.choice((1_000, 30_000)))
         if result.granted.any():
-            rows.append(world.held(result.term, result.seq))
+            rows.append(world.leased(result.term, result.seq))
     found = np.concatenate(rows) if rows else np.zeros(0, LEASE)
     picks = rng.sample(range(len(found)), rng.randrange(len(found) + 1)) if len(found) else []
     return found[sorted(picks)]

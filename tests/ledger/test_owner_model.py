@@ -18,13 +18,16 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import CancelOutcome, LeaseOutcome, RedriveOutcome, RowCode, TargetOutcome
-from hadelay.ledger import checkpoint, dead, topicchanges
+from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.describe import describe
+from hadelay.ledger.leases import dead
+from hadelay.ledger.topics import topicchanges
+from hadelay.ledger.views.describe import describe
 from hadelay.model import HOUR_MS, Draft
 from hadelay.settings.cluster import Settings
 from tests.ledger.test_listing import drain
 from tests.ledger.world import START_MS, World
+from tests.scale import size
 
 TOPICS = ("a", "b")
 KEYS = (b"k", b"l")
@@ -219,25 +222,25 @@ class Owner(RuleBasedStateMachine):
         result = self.one(
             commands.encode_grant(Grant(self.world.term, self.world.seq, lease_ms, "c", b"", "n1", hours, indexes))
         )
-        held = {name: sum(m.topic == name and m.state == "leased" for m in self.messages) for name in TOPICS}
+        taken = {name: sum(m.topic == name and m.state == "leased" for m in self.messages) for name in TOPICS}
         for n, m in enumerate(chosen):
             topic = self.topics[m.topic]
-            room = topic.concurrency is None or held[m.topic] < topic.concurrency
+            room = topic.concurrency is None or taken[m.topic] < topic.concurrency
             free = m.phase(self.now) == "ready" and not topic.paused and room
             assert bool(result.granted[n]) == free
             if free:
-                held[m.topic] += 1
+                taken[m.topic] += 1
                 m.state, m.until = "leased", self.now + lease_ms
                 m.lease, m.place = (self.world.term, self.world.seq, n), places[n]
                 m.leases.append((*m.lease, *m.place))
 
-    def held(self, numbers: list[int]) -> tuple[list[Message], np.ndarray]:
+    def taken(self, numbers: list[int]) -> tuple[list[Message], np.ndarray]:
         mine = [m for m in self.some(numbers) if m.state == "leased" and m.lease]
         return mine, np.array([(*(m.lease or ()), *m.place) for m in mine], LEASE)
 
     @rule(numbers=picks)
     def ack(self, numbers: list[int]) -> None:
-        mine, rows = self.held(numbers)
+        mine, rows = self.taken(numbers)
         if mine:
             assert set(self.one(commands.encode_ack("n1", rows)).outcomes.tolist()) == {LeaseOutcome.DONE}
         for m in mine:
@@ -245,7 +248,7 @@ class Owner(RuleBasedStateMachine):
 
     @rule(numbers=picks, delay=st.sampled_from([-1, -1, 0, 2_000]), reason=st.sampled_from(["", "503"]))
     def nack(self, numbers: list[int], delay: int, reason: str) -> None:
-        mine, rows = self.held(numbers)
+        mine, rows = self.taken(numbers)
         if mine:
             outcomes = self.one(commands.encode_nack("n1", rows, delay, reason)).outcomes
             assert set(outcomes.tolist()) == {LeaseOutcome.DONE}
@@ -393,7 +396,7 @@ class Owner(RuleBasedStateMachine):
     @rule()
     def replicas_are_equal(self) -> None:
         mine, other = self.world.ledger, self.replica.ledger
-        assert checkpoint.dump(mine, everything=True) == checkpoint.dump(other, everything=True)
+        assert checkpoint.dump(mine) == checkpoint.dump(other)
         assert mine.store.hours() == other.store.hours()
         for hour in mine.store.hours():
             every = slice(0, mine.store.count(hour))
@@ -405,6 +408,10 @@ class Owner(RuleBasedStateMachine):
 
 
 Owner.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=size(15, 40),
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 TestOwner = Owner.TestCase

@@ -10,15 +10,15 @@ from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome
 from hadelay.ledger import checkpoint
 from hadelay.ledger.checkpoint import for_new_cluster
-from hadelay.ledger.keys import KEY, KEYOF, find_key
+from hadelay.ledger.hours.transitions import PLACE
+from hadelay.ledger.messages.keys import KEY, KEYOF, find_key
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import PLACE
 from hadelay.model import HOUR_MS, unpack_id
 from tests.ledger.world import START_HOUR, World, draft
 
 
 def restored(world: World, group: int = 1) -> World:
-    main, hours = checkpoint.dump(world.ledger, everything=True)
+    main, hours = checkpoint.dump(world.ledger)
     world.store.group = group
     world.ledger = Ledger(group, world.store, world.tables, world.names)
     checkpoint.load(world.ledger, for_new_cluster(main, group), hours)

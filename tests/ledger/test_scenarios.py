@@ -29,10 +29,10 @@ from hadelay.codec.commandtypes import Job
 from hadelay.codec.meta import mask_of
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Refused, RowCode, TargetOutcome
-from hadelay.ledger.describe import describe
-from hadelay.ledger.keys import find_key
-from hadelay.ledger.listing import ListPage, ListQuery, listing
+from hadelay.ledger.messages.keys import find_key
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.views.describe import describe
+from hadelay.ledger.views.listing import ListPage, ListQuery, listing
 from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, PENDING, State
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 from tests.scenarios import check
@@ -196,7 +196,7 @@ class Player:
     def do_expire(self, names: list[str], options: dict[str, str]) -> str:
         keys = [next(iter(self.grants[label].values()))[:2] for label in names]
         result = self.world.expire(*keys)
-        return f"returned {result.returned}" + (", some still held" if result.held else "")
+        return f"returned {result.returned}" + (", some still held" if result.remaining else "")
 
     def do_cancel(self, names: list[str], options: dict[str, str]) -> list[str]:
         outcomes = self.world.one(commands.encode_cancel("n1", **self._targets(names, options))).outcomes.tolist()
@@ -281,6 +281,9 @@ class Player:
 
     def do_delete(self, names: list[str], options: dict[str, str]) -> str:
         return self._said(self.world.one(commands.encode_topic_delete(names[0], "force" in options)))
+
+    def do_purge(self, names: list[str], options: dict[str, str]) -> str:
+        return self._said(self.world.one(commands.encode_purge(names[0], int(options.get("states", "7")))))
 
     def do_sweep(self, names: list[str], options: dict[str, str]) -> str:
         return self._said(self.world.maintain(Job.SWEEP, limit=int(options.get("limit", 1000))))

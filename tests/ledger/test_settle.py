@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.codec import commands, entries, settlement
+from hadelay.codec import commands, settlement
 from hadelay.codec.formats import MAX_NACK_DELAY_MS, handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, Refused
-from hadelay.ledger import checkpoint
-from hadelay.ledger.describe import describe
+from hadelay.ledger.views.describe import describe
 from hadelay.model import NONE32, Event
-from hadelay.version import SETTLE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
 
 
 def settle(world: World, command: bytes, *delays: int) -> Any:
-    return world.one(settlement.encode_settle(command, np.array(delays, np.uint32)))
+    return world.one(settlement.with_delays(command, np.array(delays, np.uint32)))
 
 
 def delays(world: World) -> list[tuple[str, int]]:
@@ -36,8 +34,8 @@ def reasons(world: World, message_id: int) -> list[str | None]:
 
 def test_an_ack_carries_it_for_each_lease() -> None:
     world = World()
-    held = world.lease(*world.ids(*[draft()] * 4))
-    shuffled = held[[2, 0, 3, 1]]
+    leased = world.lease(*world.ids(*[draft()] * 4))
+    shuffled = leased[[2, 0, 3, 1]]
     assert settle(world, commands.encode_ack("n1", shuffled), 20, 0, NONE32, 10).outcomes.tolist() == [0] * 4
     assert sorted(delays(world)) == [("acked", -1), ("acked", 0), ("acked", 10), ("acked", 20)]
     events = world.store.events(START_HOUR, slice(4, 8))
@@ -64,44 +62,43 @@ def test_a_nack_carries_it_beside_its_reason(reason: str, delay_ms: int) -> None
     assert reasons(world, message_id) == [reason or None] * 2
 
 
-def test_of_leases_that_are_lost_it_says_nothing() -> None:
+def test_lost_leases_are_not_reported() -> None:
     world = World()
-    held = world.lease(*world.ids(draft(), draft()))
-    world.ack(held[:1])
-    outcomes = settle(world, commands.encode_ack("n1", held), 5, 7).outcomes.tolist()
+    leased = world.lease(*world.ids(draft(), draft()))
+    world.ack(leased[:1])
+    outcomes = settle(world, commands.encode_ack("n1", leased), 5, 7).outcomes.tolist()
     assert outcomes == [LeaseOutcome.ALREADY_ACKED, LeaseOutcome.DONE]
     assert delays(world) == [("acked", -1), ("acked", 7)]
 
 
-def test_below_its_level_it_is_refused_and_leaves_no_trace() -> None:
-    world = World(level=SETTLE_LEVEL - 1)
-    held = world.lease(*world.ids(draft()))
-    before = checkpoint.dump(world.ledger, everything=True)
-    refused = settle(world, commands.encode_ack("n1", held), 5)
-    assert isinstance(refused, Refused)
-    assert refused.code == "needs_upgrade"
-    after = checkpoint.dump(world.ledger, everything=True)
-    assert [len(after[0]), after[1]] == [len(before[0]), before[1]]
-
-
 @pytest.mark.parametrize("kind", [2, 3, 255])
-def test_other_sections_are_those_of_later_levels(kind: int) -> None:
+def test_other_kinds_are_malformed(kind: int) -> None:
     world = World()
-    held = world.lease(*world.ids(draft()))
-    whole = bytearray(settlement.encode_settle(commands.encode_ack("n1", held), np.array([5], np.uint32)))
-    whole[-9] = kind
+    leased = world.lease(*world.ids(draft()))
+    whole = bytearray(commands.encode_ack("n1", leased))
+    whole[5] = kind
     refused = world.one(bytes(whole))
     assert isinstance(refused, Refused)
     assert refused.code == "malformed"
 
 
-def test_only_acks_and_nacks_are_looked_into() -> None:
+def test_an_ack_has_no_delay_and_no_reason() -> None:
+    world = World()
+    leased = world.lease(*world.ids(draft()))
+    for nack in (commands.encode_nack("n1", leased, 5), commands.encode_nack("n1", leased, 0, "why")):
+        whole = bytearray(nack)
+        whole[5] = 0
+        assert world.one(bytes(whole)).code == "malformed"
+
+
+def test_only_whole_acks_and_nacks_get_delays() -> None:
+    """A command without room for its delays would change its length, and spoil the entry that it is in."""
     rows = np.zeros(2, LEASE)
     rows["seq"] = (1, 2)
     for command in (commands.encode_ack("node", rows), commands.encode_nack("node", rows, 5, "why")):
-        found = entries.leases_in(command)
+        found = settlement.leases_in(command)
         assert found is not None
         assert found.tobytes() == rows.tobytes()
-        for cut in range(5, 5 + 13 + 4 + rows.nbytes):
-            assert entries.leases_in(command[:cut]) is None
-    assert entries.leases_in(commands.encode_extend("node", rows, 5)) is None
+        for cut in range(5, 5 + 23 + 4 + rows.nbytes + 4 * len(rows)):
+            assert settlement.leases_in(command[:cut]) is None
+    assert settlement.leases_in(commands.encode_extend("node", rows, 5)) is None

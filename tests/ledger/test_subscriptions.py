@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
@@ -12,8 +13,8 @@ from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.records import decode_record
 from hadelay.codec.results import CancelOutcome, Done, Refused, RowCode, TargetOutcome
-from hadelay.ledger.copies import copies_of, published_id
-from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.hours.lookup import find_entry
+from hadelay.ledger.messages.copies import copies_of, published_id
 from hadelay.model import HOUR_MS, KEEP, MAX_SUBSCRIPTIONS, REJECT, REPLACE, Draft
 from tests.ledger.world import START_HOUR, START_MS, World
 
@@ -55,6 +56,37 @@ def record_of(world: World, message_id: int) -> Any:
     assert place is not None
     row = place.rows[0]
     return decode_record(world.store.record(place.hour, int(row["offset"]), int(row["size"]), verify=True))
+
+
+def test_a_key_is_a_duplicate_while_a_copy_is_not_cancelled() -> None:
+    world = World()
+    subscribed(world, "billing", "shipping")
+    draft = replace(message(60_000), idem=b"k")
+    (published,) = world.publish(draft).ids.tolist()
+
+    def again() -> RowCode:
+        return RowCode(int(world.publish(draft).codes[0]))
+
+    for topic in ("orders", "orders~billing"):
+        world.one(commands.encode_purge(topic, 1))
+        assert again() is RowCode.OK, topic
+    world.one(commands.encode_purge("orders~shipping", 1))
+    assert again() is RowCode.KEY_CANCELLED
+    result = world.publish(draft)
+    assert result.others is not None
+    assert result.others.tolist() == [published]
+
+
+def test_a_purged_dead_letter_is_no_duplicate() -> None:
+    world = World()
+    draft = replace(message(), idem=b"k")
+    world.one(commands.encode_topic_put("orders", {"max_attempts": 1}))
+    (published,) = world.publish(draft).ids.tolist()
+    world.nack(world.lease(published), 0)
+    assert world.states(published) == ["dead"]
+    assert world.publish(draft).duplicate.tolist() == [True]
+    world.one(commands.encode_purge("orders", 4))
+    assert world.publish(draft).duplicate.tolist() == [False]
 
 
 def test_a_message_is_filed_for_each_subscription_with_one_record() -> None:
@@ -153,7 +185,7 @@ def test_the_own_queue_can_be_left_to_what_no_subscription_gets() -> None:
     assert topics_of(world, world.ids(message(tags=("eu",)))[0]).keys() == {"orders"}
 
 
-def test_in_one_batch_the_own_queue_gets_what_no_subscription_gets() -> None:
+def test_the_own_queue_gets_the_messages_of_one_batch_that_no_subscription_gets() -> None:
     world = World()
     subscribed(world, "eu", tags=["eu"])
     subscribed(world, "us", tags=["us"])
@@ -215,7 +247,7 @@ def test_a_deleted_or_purged_subscription_does_not_make_a_reschedule_partial() -
 
 
 @pytest.mark.parametrize("ends", ["delete", "purge"])
-def test_without_an_own_queue_a_subscription_that_went_does_not_make_a_reschedule_partial(ends: str) -> None:
+def test_a_deleted_subscription_of_a_topic_without_an_own_queue_does_not_make_a_reschedule_partial(ends: str) -> None:
     """The published id is that of the first copy."""
     world = World()
     subscribed(world, "billing", "mail")
@@ -332,7 +364,7 @@ def test_a_refused_publish_drops_nothing() -> None:
     assert world.topic("orders~stats").dropped == 1 + codes.count(RowCode.OK)
 
 
-def test_without_an_own_queue_a_message_of_dropped_copies_is_filed_in_it() -> None:
+def test_a_message_of_dropped_copies_is_filed_in_the_topic_although_it_has_no_own_queue() -> None:
     world = World()
     subscribed(world, "eu", "eu2", tags=["eu"], max_messages=1, on_full="drop")
     world.one(commands.encode_topic_put("orders", {"own_queue": False, "max_messages": 1}))
@@ -430,10 +462,3 @@ def test_a_topic_is_deleted_with_its_subscriptions_only_if_forced() -> None:
     assert world.states(published, published + 1) == ["cancelled", "cancelled"]
     while not world.maintain(Job.SWEEP).done:
         pass
-
-
-def test_below_the_level_nothing_of_it_exists() -> None:
-    world = World(level=4)
-    world.one(commands.encode_topic_put("orders", {}))
-    assert world.one(commands.encode_subscription_put("orders", "billing", {})).code == "needs_upgrade"
-    assert world.one(commands.encode_topic_put("orders", {"own_queue": False})).code == "needs_upgrade"

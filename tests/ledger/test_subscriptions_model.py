@@ -13,11 +13,12 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.jobcommands import LAST, FillBegin, JobCursor
 from hadelay.codec.results import Done, RowCode
-from hadelay.ledger.bulkscan import JobScan
-from hadelay.ledger.copies import copies_of
+from hadelay.ledger.jobs.bulkscan import JobScan
+from hadelay.ledger.messages.copies import copies_of
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE, pack_id
 from tests.ledger.test_subscriptions import message
 from tests.ledger.world import START_MS, World
+from tests.scale import size
 
 FILTERS: list[dict[str, list[str]]] = [{}, {"tags": ["eu"]}, {"tags": ["eu", "vip"]}, {"any_tags": ["us", "vip"]}]
 NAMES = ["orders", "orders~a", "orders~b", "orders~c"]
@@ -296,7 +297,7 @@ class Model:
         )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(size(8, 25)))
 def test_random_commands(seed: int) -> None:
     model = Model(seed)
     steps = [

@@ -12,7 +12,7 @@ positions = st.lists(st.tuples(st.integers(0, 65_535), st.integers(0, 2**24 - 1)
 
 
 @given(group=st.integers(0, 255), term=u32, seq=u32, rows=positions)
-def test_there_and_back(group: int, term: int, seq: int, rows: list[tuple[int, int, int]]) -> None:
+def test_tokens_there_and_back(group: int, term: int, seq: int, rows: list[tuple[int, int, int]]) -> None:
     tokens = encode_leases(group, term, seq, *(list(column) for column in zip(*rows, strict=True)))
     assert all(len(token) == TOKEN_CHARS for token in tokens)
     found, ok = decode_leases(group, [t.lower() for t in tokens])

@@ -8,13 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands, schedules
-from hadelay.codec.commandtypes import Command
+from hadelay.codec.commandtypes import Command, TopicUse
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
 from hadelay.codec.results import JobResult, Refused
-from hadelay.ledger import checkpoint
 from hadelay.model import Draft
-from hadelay.version import EXPIRY_LEVEL
 from tests.ledger.world import START_MS, World, draft
 
 MINUTE = 60_000
@@ -32,13 +30,8 @@ def tell(world: World, *, ends: bool, used_ms: int | None = None, lives: int | N
     """Apply a TOPIC_EXPIRY of the topic; returns how many topics ended."""
     topic = world.ledger.known_topic("t")
     assert topic is not None
-    row = (
-        topic.number,
-        topic.lives if lives is None else lives,
-        int(ends),
-        topic.used_ms if used_ms is None else used_ms,
-    )
-    result = world.one(commands.encode_topic_expiry([row]))
+    lives, used_ms = topic.lives if lives is None else lives, topic.used_ms if used_ms is None else used_ms
+    result = world.one(commands.encode_topic_expiry([TopicUse(topic.number, lives, ends, used_ms)]))
     assert isinstance(result, JobResult)
     return result.count
 
@@ -71,15 +64,15 @@ def test_a_poll_begins_the_time_anew() -> None:
 def test_the_time_begins_when_the_last_message_has_gone(how: str) -> None:
     world = brief(max_attempts=1)
     (message_id,) = world.ids(draft())
-    held = world.lease(message_id, lease_ms=10 * MINUTE) if how in ("ack", "dead") else None
+    leased = world.lease(message_id, lease_ms=10 * MINUTE) if how in ("ack", "dead") else None
     world.now = 5 * MINUTE
     assert tell(world, ends=True) == 0
-    if held is None:
+    if leased is None:
         world.cancel(message_id) if how == "cancel" else world.one(commands.encode_purge("t", 7))
     elif how == "ack":
-        world.ack(held)
+        world.ack(leased)
     else:
-        world.nack(held)
+        world.nack(leased)
         world.now = 9 * MINUTE
         assert tell(world, ends=True) == 0  # it has a dead letter
         world.one(commands.encode_purge("t", 4))
@@ -91,7 +84,7 @@ def test_the_time_begins_when_the_last_message_has_gone(how: str) -> None:
     assert tell(world, ends=True) == 1
 
 
-def test_what_names_a_topic_keeps_it() -> None:
+def test_a_topic_that_another_names_is_kept() -> None:
     stored = schedules.Stored(
         "shop",
         schedules.Spec("t", every_ms=5_000),
@@ -152,10 +145,8 @@ def test_topics_without_the_setting_stay() -> None:
     world.one(commands.encode_topic_put("t", {}))
     world.now = 1000 * MINUTE
     assert (tell(world, ends=True), tell(world, ends=False), world.topic().used_ms) == (0, 0, 0)
-    before = checkpoint.dump_main(world.ledger)
     world.one(commands.encode_topic_put("t", {"expires_after_ms": MINUTE}))
     assert world.ledger.topics.expiring == {0}
-    assert len(checkpoint.dump_main(world.ledger)) > len(before)
 
 
 @pytest.mark.parametrize("config", [{"expires_after_ms": 59_999}, {"expires_after_ms": True}])
@@ -165,16 +156,15 @@ def test_a_wrong_time_is_refused(config: dict[str, Any]) -> None:
     assert (refused.code, refused.detail.startswith("expires_after: ")) == ("bad_config", True)
 
 
-def test_below_its_level_and_for_subscriptions_it_is_refused() -> None:
-    world = World(level=EXPIRY_LEVEL - 1)
-    assert world.one(commands.encode_topic_put("t", {"expires_after_ms": MINUTE})).code == "needs_upgrade"
-    assert world.one(commands.encode_topic_expiry([(0, 0, 1, 0)])).code == "needs_upgrade"
+def test_the_expiry_of_a_subscription_is_refused() -> None:
     world = brief()
     assert world.one(commands.encode_subscription_put("t", "b", {"expires_after_ms": MINUTE})).code == "bad_config"
 
 
-@pytest.mark.parametrize("body", [b"", bytes(15), bytes(16 * 501), b"\0\0\0\0\0\0\2\0" + bytes(8)])
-def test_a_command_that_cannot_be_is_malformed(body: bytes) -> None:
-    refused = World().one(bytes([Command.TOPIC_EXPIRY]) + len(body).to_bytes(4, "little") + body)
+@pytest.mark.parametrize(
+    "rows", [[], [(0, 0, False)], [(0, 0, False, 0)] * 501, [(0, 0, 2, 0)], [(0, 1 << 16, True, 0)]]
+)
+def test_a_command_that_cannot_be_is_malformed(rows: list[tuple[Any, ...]]) -> None:
+    refused = World().raw(Command.TOPIC_EXPIRY, rows)
     assert isinstance(refused, Refused)
     assert refused.code == "malformed"

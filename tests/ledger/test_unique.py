@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Job
-from hadelay.codec.publishcommand import hash_client_key
+from hadelay.codec.publishcommand import encode_publish, hash_client_key
 from hadelay.codec.results import JobResult, Refused, RowCode
-from hadelay.ledger import checkpoint, idempotency, unique
+from hadelay.codec.wire import frame
+from hadelay.ledger.messages import idempotency, unique
 from hadelay.model import KEEP, MAX_UNIQUE_MS, REJECT, REPLACE, Draft
 from hadelay.settings.cluster import Settings
-from hadelay.version import UNIQUE_LEVEL
 from tests.ledger.world import START_MS, World, draft
 
 
@@ -22,7 +23,7 @@ def once(for_ms: int = 1_000, key: bytes = b"night", **how: Any) -> Draft:
     return replace(draft(), key=key, unique_ms=for_ms, **how)
 
 
-def told(result: Any) -> list[tuple[int, int, bool]]:
+def reported(result: Any) -> list[tuple[int, int, bool]]:
     return list(zip(result.ids.tolist(), result.codes.tolist(), result.duplicate.tolist(), strict=True))
 
 
@@ -37,9 +38,9 @@ def test_a_key_is_dropped_within_its_period_and_stored_at_its_end() -> None:
     world = World()
     first = settled(world, once())
     for world.now in (0, 1, 999):
-        assert told(world.publish(once(body=b"another", when_ms=5_000))) == [(first, RowCode.OK, True)]
+        assert reported(world.publish(once(body=b"another", when_ms=5_000))) == [(first, RowCode.OK, True)]
     world.now = 1_000
-    ((second, _, duplicate),) = told(world.publish(once()))
+    ((second, _, duplicate),) = reported(world.publish(once()))
     assert (second != first, duplicate) == (True, False)
 
 
@@ -47,7 +48,7 @@ def test_a_dropped_publish_does_not_prolong_the_period() -> None:
     world = World()
     first = settled(world, once(1_000))
     world.now = 900
-    assert told(world.publish(once(MAX_UNIQUE_MS))) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once(MAX_UNIQUE_MS))) == [(first, RowCode.OK, True)]
     world.now = 1_000
     assert not world.publish(once()).duplicate.any()
 
@@ -60,14 +61,14 @@ def test_a_publish_without_unique_for_neither_asks_nor_begins() -> None:
     again = settled(world, once(0))
     assert again not in (plain, first)
     # The answer names the message that began the period, though another one was published last under the key.
-    assert told(world.publish(once())) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once())) == [(first, RowCode.OK, True)]
 
 
-def test_behind_its_period_a_pending_message_still_has_the_key() -> None:
+def test_a_pending_message_still_has_the_key_after_its_period() -> None:
     world = World()
     (first,) = world.ids(once(when_ms=60_000))
     world.now = 1_000
-    assert told(world.publish(once())) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once())) == [(first, RowCode.OK, True)]
     world.cancel(first)
     # That answer began no period: the pending message was kept.
     assert not world.publish(once()).duplicate.any()
@@ -77,13 +78,13 @@ def test_a_cancelled_replaced_or_purged_message_keeps_its_period() -> None:
     world = World()
     (first,) = world.ids(once(when_ms=60_000))
     world.cancel(first)
-    assert told(world.publish(once())) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once())) == [(first, RowCode.OK, True)]
     (other,) = world.ids(once(key=b"b", when_ms=60_000))
     world.ids(replace(draft(), key=b"b", on_conflict=REPLACE))
-    assert told(world.publish(once(key=b"b"))) == [(other, RowCode.OK, True)]
+    assert reported(world.publish(once(key=b"b"))) == [(other, RowCode.OK, True)]
     (third,) = world.ids(once(key=b"c", when_ms=60_000))
     world.one(commands.encode_purge("t", 7))
-    assert told(world.publish(once(key=b"c"))) == [(third, RowCode.OK, True)]
+    assert reported(world.publish(once(key=b"c"))) == [(third, RowCode.OK, True)]
 
 
 def test_a_deleted_topic_takes_its_periods_along() -> None:
@@ -109,7 +110,7 @@ def test_a_key_twice_in_one_batch_is_one_message() -> None:
     world = World()
     result = world.publish(once(), once(), once(key=b"b"), once())
     first, _, other, _ = result.ids.tolist()
-    assert told(result) == [(first, 0, False), (first, 0, True), (other, 0, False), (first, 0, True)]
+    assert reported(result) == [(first, 0, False), (first, 0, True), (other, 0, False), (first, 0, True)]
     assert world.ledger.unique_count == 2
 
 
@@ -117,7 +118,7 @@ def test_rows_of_a_batch_are_judged_as_if_they_came_one_by_one() -> None:
     rows = [once(when_ms=60_000), replace(draft(in_ms=60_000), key=b"night", on_conflict=REPLACE), once()]
     one, other = World(), World()
     batch = other.publish(*rows)
-    assert told(batch) == [told(one.publish(row))[0] for row in rows]
+    assert reported(batch) == [reported(one.publish(row))[0] for row in rows]
     assert batch.ids[2] == batch.ids[0] != batch.ids[1]
 
 
@@ -174,13 +175,13 @@ def test_an_idempotency_key_is_judged_first() -> None:
     world = World()
     first = settled(world, once(idem=b"request"))
     world.now = 5_000
-    assert told(world.publish(once(idem=b"request"))) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once(idem=b"request"))) == [(first, RowCode.OK, True)]
     assert world.publish(once(2_000, idem=b"request")).codes.tolist() == [RowCode.KEY_CONFLICT]
     second = settled(world, once(idem=b"next"))
     # A dropped publish is answered alike when it is repeated, also after the period.
-    assert told(world.publish(once(idem=b"dropped"))) == [(second, RowCode.OK, True)]
+    assert reported(world.publish(once(idem=b"dropped"))) == [(second, RowCode.OK, True)]
     world.now = 7_000
-    assert told(world.publish(once(idem=b"dropped"))) == [(second, RowCode.OK, True)]
+    assert reported(world.publish(once(idem=b"dropped"))) == [(second, RowCode.OK, True)]
 
 
 def test_subscriptions_get_their_copies_once() -> None:
@@ -188,7 +189,7 @@ def test_subscriptions_get_their_copies_once() -> None:
     world.one(commands.encode_topic_put("t", {}))
     world.one(commands.encode_subscription_put("t", "billing", {}))
     (first,) = world.ids(once())
-    assert told(world.publish(once())) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once())) == [(first, RowCode.OK, True)]
     assert [world.topic(name).published for name in ("t", "t~billing")] == [1, 1]
 
 
@@ -196,7 +197,7 @@ def test_periods_survive_a_restart_and_end_in_slices() -> None:
     world = World()
     (first, *_) = world.ids(*(once(1_000 + n, key=b"%d" % n) for n in range(30)))
     world.restart()
-    assert told(world.publish(once(key=b"0"))) == [(first, RowCode.OK, True)]
+    assert reported(world.publish(once(key=b"0"))) == [(first, RowCode.OK, True)]
     world.now = 1_010
     assert world.maintain(Job.TTL_EXPIRE, limit=4) == JobResult(False, 0)
     world.restart()
@@ -208,7 +209,6 @@ def test_periods_survive_a_restart_and_end_in_slices() -> None:
     assert world.ledger.unique_count == 2  # a publish drops two ended periods per key, and 16 more
     world.ids(once(key=b"another"))
     assert world.ledger.unique_count == 2
-    assert b"unique_count" not in checkpoint.dump_main(World().ledger)
 
 
 def test_a_new_period_of_a_key_whose_ended_one_is_still_stored_lasts_to_its_own_end() -> None:
@@ -222,43 +222,24 @@ def test_a_new_period_of_a_key_whose_ended_one_is_still_stored_lasts_to_its_own_
     assert world.maintain(Job.TTL_EXPIRE) == JobResult(True, 0)
     assert world.ledger.unique_count == 1
     world.now = 6_999
-    assert told(world.publish(once(key=b"29"))) == [(second, RowCode.OK, True)]
+    assert reported(world.publish(once(key=b"29"))) == [(second, RowCode.OK, True)]
     world.now = 7_000
     assert not world.publish(once(key=b"29")).duplicate.any()
-
-
-def test_below_its_level_a_cluster_refuses_it() -> None:
-    world = World(level=UNIQUE_LEVEL - 1)
-    refused = world.one(commands.encode_publish("n1", [once(), draft()]))
-    assert isinstance(refused, Refused)
-    assert refused.code == "needs_upgrade"
-    # A program that does not know section 3 refuses the command too, and has the same state: that of an empty cluster.
-    assert (world.ledger.topics.all, world.ledger.key_epoch, world.store.hours()) == ([], 0, [])
-    world.one(commands.encode_feature(UNIQUE_LEVEL))
-    assert not world.publish(once(), draft()).codes.any()
-
-
-def test_without_unique_for_a_publish_has_the_same_bytes() -> None:
-    plain = [draft(body=b"hello"), replace(draft("u"), key=b"k", group=7)]
-    assert commands.encode_publish("n1", plain[:1])[0] == Command.PUBLISH
-    whole = commands.encode_publish("n1", plain)
-    with_unique = commands.encode_publish("n1", [plain[0], replace(plain[1], unique_ms=5)])
-    section = bytes([3, 8, 0, 0, 0]) + (1).to_bytes(4, "little") + (5).to_bytes(4, "little")
-    assert (whole[0], with_unique[5:]) == (Command.PUBLISH2, whole[5:] + section)
 
 
 @pytest.mark.parametrize(
     ("rows", "mode"),
     [
-        ([(0, 5)], REPLACE), ([(0, 5)], REJECT), ([(1, 5)], KEEP), ([(2, 5)], KEEP), ([], KEEP), ([(0, 0)], KEEP),
+        ([(0, 5)], REPLACE), ([(0, 5)], REJECT), ([(1, 5)], KEEP), ([(2, 5)], KEEP), ([(0, 0)], KEEP),
         ([(0, MAX_UNIQUE_MS + 1)], KEEP), ([(0, 5), (0, 5)], KEEP),
     ],
 )  # fmt: skip
-def test_a_section_that_cannot_be_is_malformed(rows: list[tuple[int, int]], mode: int) -> None:
-    whole = commands.encode_publish("n1", [replace(draft(), key=b"k", on_conflict=mode), draft()])
-    body = b"".join(row.to_bytes(4, "little") + ms.to_bytes(4, "little") for row, ms in rows)
-    inner = whole + bytes([3]) + len(body).to_bytes(4, "little") + body
-    command = bytes([Command.PUBLISH2]) + len(inner).to_bytes(4, "little") + inner
-    refused = World().one(command)
+def test_a_unique_for_that_cannot_be_is_malformed(rows: list[tuple[int, int]], mode: int) -> None:
+    body = bytearray(encode_publish("n1", [replace(draft(), key=b"k", on_conflict=mode), draft()]))
+    counts = struct.Struct("<II")  # the last two numbers of the head: uniques, blob
+    _, blob = counts.unpack_from(body, 20)
+    counts.pack_into(body, 20, len(rows), blob)
+    body[len(body) - blob : len(body) - blob] = b"".join(counts.pack(*row) for row in rows)
+    refused = World().one(frame(Command.PUBLISH, bytes(body)))
     assert isinstance(refused, Refused)
     assert refused.code == "malformed"

@@ -132,8 +132,8 @@ class Rig:
     async def receive(self, topic: str, most: int = 1_000, wait: str = "250ms") -> list[Any]:
         """What was due, acked; follows whoever leads."""
         for name in self.names:
-            wish = {"max": most, "wait": wait, "lease": "60s"}
-            answer = await self.ask(name, "POST", f"/v1/topics/{topic}/receive?redirect=false", wish)
+            options = {"max": most, "wait": wait, "lease": "60s"}
+            answer = await self.ask(name, "POST", f"/v1/topics/{topic}/receive?redirect=false", options)
             if answer.status == 200:
                 messages: list[Any] = answer.body["messages"]
                 leases = [message["lease"] for message in messages]

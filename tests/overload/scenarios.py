@@ -152,7 +152,7 @@ async def _empty(rig: Rig) -> bool:
     return not any([(await rig.metrics(name))[_PUBLISHES] for name in rig.names])
 
 
-async def _held(rig: Rig, name: str, topic: str) -> int:
+async def _leased(rig: Rig, name: str, topic: str) -> int:
     found = (await rig.ask(name, "GET", f"/v1/topics/{topic}")).body
     return sum(found[state] for state in ("scheduled", "ready", "leased", "dead"))
 
@@ -161,7 +161,7 @@ async def _counted(rig: Rig, topic: str, sure: int, unsure: int) -> None:
     """Every node has so many of it."""
 
     async def agreed() -> list[int] | None:
-        counts = [await _held(rig, name, topic) for name in rig.names]
+        counts = [await _leased(rig, name, topic) for name in rig.names]
         return counts if len(set(counts)) == 1 else None
 
     count = (await rig.until(agreed, "equal counts"))[0]
@@ -232,11 +232,11 @@ async def _wait(rig: Rig, leader: str, spread: list[str], scale: Scale) -> Figur
     path, got, answers = f"/v1/topics/{topic}/receive?redirect=false", list[Any](), Counter[int]()
 
     async def consume(n: int) -> None:
-        wish = json.dumps({"max": 1, "wait": "60s", "lease": "60s", "consumer": f"c{n % 50}"}).encode()
+        options = json.dumps({"max": 1, "wait": "60s", "lease": "60s", "consumer": f"c{n % 50}"}).encode()
         connection = await Connection.open(rig.urls[spread[n % len(spread)]])
         try:
             while True:
-                status, answer = await connection.send(request("POST", path, wish))
+                status, answer = await connection.send(request("POST", path, options))
                 answers[status] += 1
                 if status == 200:
                     got.extend(json.loads(answer)["messages"])

@@ -108,7 +108,7 @@ def run(spark: Any, options: ReconcileOptions) -> JobSummary:
     listing = list_hours(store, options.source)
     if options.check:
         check(spark, store, listing.hours, options.source)
-    return judge(spark, store, listing, fast.rule_of(listing, options), options)
+    return judge(spark, store, listing, fast.rule_of(listing, options, store.names()), options)
 
 
 def judge(spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions) -> JobSummary:

@@ -36,9 +36,9 @@ def two_hours(directory: Path) -> World:
     world.now = 10 * SECOND + 20
     world.ack(world.lease(*ids[1:4]))
     world.nack(world.lease(ids[4]), 2 * HOUR)
-    held = world.lease(ids[5])
+    leased = world.lease(ids[5])
     world.now = MINUTE
-    world.one(commands.encode_expire([(int(held["term"][0]), int(held["seq"][0]))]))
+    world.one(commands.encode_expire([(int(leased["term"][0]), int(leased["seq"][0]))]))
     world.now = 3 * MINUTE
     world.ack(world.lease(ids[5]))
     world.ack(world.lease(ids[6], ids[7]))
@@ -113,8 +113,8 @@ def test_copies_in_an_archive_are_those_of_their_subscription(old: bool, tmp_pat
     given = options(world, tmp_path)
     jobs: list[Any] = [(reconcile.run, ReconcileOptions), (lateness.run, JobOptions), (load.run, JobOptions)]
     before = [run(None, kind(given, out=str(tmp_path / "out"))) for run, kind in jobs]
-    told = {(row["topic"], row["verdict"]): row["count"] for row in before[0].table}
-    assert told == {
+    reported = {(row["topic"], row["verdict"]): row["count"] for row in before[0].table}
+    assert reported == {
         ("orders", "ok"): 3, ("orders~billing", "ok"): 1, ("orders~billing", "cancelled"): 1,
         ("orders~billing", "late"): 1,
     }  # fmt: skip
@@ -130,7 +130,7 @@ def test_copies_in_an_archive_are_those_of_their_subscription(old: bool, tmp_pat
     assert not audited(tmp_path)[0]
 
 
-def test_what_is_wrong_with_an_archive_is_named(tmp_path: Path) -> None:
+def test_mistakes_of_an_archive_are_named(tmp_path: Path) -> None:
     world = two_hours(tmp_path)
     given = delete_first(world, tmp_path)
     with pytest.raises(NotFound, match="no directory _manifest/"):
@@ -181,8 +181,8 @@ def test_a_manifest_that_is_missing_is_missed(tmp_path: Path) -> None:
 def audited(directory: Path) -> tuple[bool, dict[int, tuple[str, str]]]:
     """(whether it fails, status and detail of each hour that is not ok)"""
     found = audit.run(None, AuditOptions(str(directory / "archive")))
-    wrong = [told for told in found.hours if told["status"] != "ok"]
-    return found.failed, {told["hour"]: (told["status"], told["detail"]) for told in wrong}
+    wrong = [reported for reported in found.hours if reported["status"] != "ok"]
+    return found.failed, {reported["hour"]: (reported["status"], reported["detail"]) for reported in wrong}
 
 
 def rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -233,7 +233,11 @@ def test_the_audit_says_which_hours_are_damaged_or_missing(tmp_path: Path, capsy
     manifest.unlink()
     assert (cli(words), FIRST in capsys.readouterr().out) == (1, True)
     catalogue.unlink()
-    assert audited(tmp_path) == (True, {})  # nobody knows which hours there should be
+    # Nobody knows which hours there should be, but the hour's files are still there.
+    failed, found = audited(tmp_path)
+    assert (failed, found[shown][0], "has no manifest; readers" in found[shown][1]) == (True, "damaged", True)
+    (out / "messages" / "foreign.parquet").write_bytes(b"PAR1")
+    assert "messages/foreign.parquet is no hour" in audit.run(None, AuditOptions(str(out))).problem
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def _make(shell: Shell, directory: Path, store: Store) -> None:
         client.put_many([Put(topic="orders", body=b"%d" % n * 100, delay="1h") for n in range(COUNT)])
         # The key has expired when all but the manifest is there: nothing counts.
         store.fault = lambda method, path: 403 if "manifest-" in path and method == "POST" else 0
-        told = shell.refused(*create)
-        assert "No backup was added" in told
-        assert "run the command again" in told
+        reported = shell.refused(*create)
+        assert "No backup was added" in reported
+        assert "run the command again" in reported
         half = store.objects("backups/orders")
         assert half
         assert not [name for name in half if "manifest" in name]
@@ -91,7 +91,7 @@ def _restore(shell: Shell, directory: Path, store: Store) -> None:
     damaged.write_bytes(data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
     code, out, err = shell.run("backup", "verify", where)
     assert (code, json.loads(out)["damaged"][0]["offset"]) == (1, 0), err
-    layout = Layout(id="restored", nodes=1, port_base=free_ports(2), founded=True)
+    layout = Layout(id="restored", nodes=1, port_base=free_ports(2), founded=1)
     directory.mkdir()
     layout.save(directory)
     toml = directory / "n1.toml"

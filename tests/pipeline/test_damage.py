@@ -234,7 +234,7 @@ DEFECTS = [
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.file.rpartition('.')[2]} {d.title}{' bare' * d.bare}")
-def test_what_is_damaged_is_named(
+def test_damaged_files_are_named(
     defect: Defect, sound: tuple[World, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = planted(sound, defect, tmp_path)
@@ -287,7 +287,7 @@ def of_archive() -> list[tuple[str, str, Change]]:
 
 
 @pytest.mark.parametrize(("title", "file", "change"), of_archive(), ids=lambda v: v if isinstance(v, str) else "")
-def test_what_is_damaged_in_an_archive_is_named(
+def test_damaged_files_of_an_archive_are_named(
     title: str, file: str, change: Change, archived: tuple[World, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -314,7 +314,7 @@ def test_what_is_damaged_in_an_archive_is_named(
 
 
 @pytest.mark.parametrize("file", [IDX, DSP, LOG, "names"])
-def test_what_a_checkpoint_does_not_count_is_no_damage(file: str, sound: tuple[World, Path], tmp_path: Path) -> None:
+def test_bytes_behind_a_checkpoint_are_no_damage(file: str, sound: tuple[World, Path], tmp_path: Path) -> None:
     before = reconcile.run(None, ReconcileOptions(options(sound[0], sound[1])))
     assert not before.failed
     for tail in (bytes(4096), b"x" * 100):

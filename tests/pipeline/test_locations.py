@@ -46,7 +46,7 @@ def remote(given: Options) -> Options:
     return replace(given, path=f"file://{given.path}")
 
 
-def test_what_is_read_is_the_same(tmp_path: Path) -> None:
+def test_messages_read_from_every_location_are_the_same(tmp_path: Path) -> None:
     world, _ = at_random(5)
     given = options(world, write(world, tmp_path / "node"), body="true", verify="true", batchRows="7")
     assert read(remote(given)) == read(given)
@@ -73,7 +73,7 @@ def full(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_what_is_archived_is_the_same_and_nothing_is_left_of_what_failed(
+def test_archives_of_every_location_are_the_same_and_nothing_is_left_of_failed_ones(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     world = test_archive.settled(tmp_path)
@@ -161,7 +161,7 @@ def test_archived_hours_are_read_back(tmp_path: Path, store: Store, kind: str) -
         assert found == before
 
 
-def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
+def test_missing_locations_are_refused_in_words(tmp_path: Path) -> None:
     for path, kind, said in (
         (f"file://{tmp_path}/none", NotFound, "none: no such directory"),
         (f"file://{tmp_path}", NotFound, "no directory hours/ in it"),
@@ -175,7 +175,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("job", "files"), [
-    ("reconcile", {"summary.json", "offending.parquet"}),
+    ("reconcile", {"summary.json", "report.html", "offending.parquet"}),
     ("lateness", {"summary.json", "report.html"}),
     ("load", {"summary.json", "report.html", "seconds.parquet"}),
     ("forecast", {"summary.json", "report.html"}),
@@ -198,7 +198,7 @@ def test_reports_go_to_an_object_store(
     ("S3://bucket/a", "no filesystem is known for S3://; write s3://…"),
     ("ftp://host/a", "no filesystem is known for ftp://; known are s3://, gs://"),
 ])  # fmt: skip
-def test_what_is_no_uri_is_refused_before_anything_is_written(
+def test_invalid_uris_are_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str, said: str
 ) -> None:
     world = test_archive.settled(tmp_path)
@@ -240,7 +240,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"{'file://' if request.param == 'file' else ''}{tmp_path}/archive"
 
 
-def test_of_two_archives_at_once_one_writes_the_hour(
+def test_one_of_two_archives_at_once_writes_the_hour(
     tmp_path: Path, anywhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second begins when the first has written a file, and has other files in mind."""

@@ -34,7 +34,9 @@ def test_an_archive_has_hadelay_and_what_is_needed_with_what_that_needs(
     assert not [name for name in names if name.endswith(".pyc") or name.startswith((".", "/")) or "bin/" in name]
 
 
-def test_what_cannot_be_packed_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_packed_are_named_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadRequest, match=r"x\.tar\.gz: .* must end with \.zip"):
         pack.pack(str(tmp_path / "x.tar.gz"))
     monkeypatch.setattr(pack, "_ROOTS", ("no-such-package",))

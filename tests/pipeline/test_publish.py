@@ -103,7 +103,7 @@ def test_times_are_rounded_up_to_the_millisecond() -> None:
     assert found == [ms, ms + 1, ms]
 
 
-def test_what_was_sent_before_is_no_second_message(tmp_path: Path) -> None:
+def test_a_row_sent_before_is_no_second_message(tmp_path: Path) -> None:
     there = Cluster()
     rows = table(25_000)
     seen: list[int] = []
@@ -148,14 +148,14 @@ def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_may_succeed_later_is_sent_again_with_its_key_and_nothing_else_is() -> None:
+def test_retryable_rows_alone_are_sent_again_and_with_their_keys() -> None:
     there = Cluster({"k1": [LimitReached("publish_rate", retry_after_ms=1), Overloaded("full", retry_after_ms=1)]})
     done = publish.publish([table()], options(), "x", client=there)
     assert (done.published, done.rejected) == (3, 0)
     assert [put.idempotency_key for put in there.sent] == ["k0", "k1", "k2", "k1", "k1"]
 
 
-def test_it_is_not_sent_again_for_ever() -> None:
+def test_rows_are_not_sent_again_for_ever() -> None:
     there = Cluster({"k1": [Overloaded("full")] * 3})
     done = publish.publish([table()], options(timeout=0), "x", client=there)
     assert (done.published, done.rejected, done.reasons) == (2, 1, {"full": 1})
@@ -250,10 +250,14 @@ def test_a_table_is_published_once_however_often_it_is_scheduled(dev: Dev, tmp_p
     for published in (count, 0):
         done = hadelay(*words, "--rejected", tmp_path / "rejected")
         assert done.returncode == 1, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["rows"], told["published"], told["duplicates"]) == (count + 1, published, count - published)
+        reported = json.loads(done.stdout)
+        assert (reported["rows"], reported["published"], reported["duplicates"]) == (
+            count + 1,
+            published,
+            count - published,
+        )
         assert "1 rejected: deliver_at" in done.stderr
-        (row,) = pq.read_table(told["aside"][0]).to_pylist()
+        (row,) = pq.read_table(reported["aside"][0]).to_pylist()
         assert (row["id"], row["body"]) == (str(count), "no zone")
     with Client(dev.servers) as client:
         assert client.topic("orders").scheduled == count
@@ -261,7 +265,7 @@ def test_a_table_is_published_once_however_often_it_is_scheduled(dev: Dev, tmp_p
         assert client.get(first.id, body=True).body == b"order 0"
 
 
-def test_what_was_published_before_its_answer_was_lost_counts_as_published() -> None:
+def test_a_row_whose_answer_was_lost_counts_as_published() -> None:
     known = Cluster()
     hour = timedelta(hours=1)
     known.published = {"k0": NOW + timedelta(seconds=1), "k1": NOW + timedelta(seconds=1), "k2": NOW - hour}
@@ -313,9 +317,9 @@ def test_each_row_is_published_once_while_the_whole_cluster_or_the_job_is_killed
         assert not any(task.done() for task in both)
         nodes.restart(*nodes.names)
         done = [task.result(120) for task in both]
-        assert [(told.rows, told.rejected) for told in done] == [(count, 0)] * 2
+        assert [(reported.rows, reported.rejected) for reported in done] == [(count, 0)] * 2
         # What was committed when its answer was lost is published to each that asks again: who was first, nobody knows.
-        assert count <= sum(told.published for told in done) <= 2 * count
+        assert count <= sum(reported.published for reported in done) <= 2 * count
         assert nodes.topic("n1", "rows")["scheduled"] == count
         # A job that is killed half way, and run again.
         path = tmp_path / "rows.parquet"
@@ -329,8 +333,8 @@ def test_each_row_is_published_once_while_the_whole_cluster_or_the_job_is_killed
         job.kill()
         job.wait()
         again = hadelay(*words)
-        told = json.loads(again.stdout)
-        assert (again.returncode, told["rows"], told["rejected"]) == (0, count, 0), again.stderr
-        assert told["duplicates"] > count / 4
+        reported = json.loads(again.stdout)
+        assert (again.returncode, reported["rows"], reported["rejected"]) == (0, count, 0), again.stderr
+        assert reported["duplicates"] > count / 4
         assert nodes.topic("n1", "rows")["scheduled"] == 2 * count
         nodes.assert_identical()

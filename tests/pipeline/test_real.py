@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from hadelay import Client, Put
-from hadelay.pipeline import archive, replay
-from hadelay.pipeline.jobs import ArchiveOptions, JobSummary, ReconcileOptions, ReplayOptions
+from hadelay.pipeline import archive, forecast, replay
+from hadelay.pipeline.jobs import ArchiveOptions, ForecastOptions, JobSummary, ReconcileOptions, ReplayOptions
 from hadelay.pipeline.reconcile import run
 from hadelay.pipeline.schema import hour_int, parse_options
 from hadelay.pipeline.stores import open_store
+from hadelay.testing import LocalNode
 from tests.cli.support import Dev, cluster, environment
 from tests.pipeline import exact_oracle
 from tests.pipeline.test_batches import read
@@ -59,7 +61,7 @@ def later(dev: Dev, directory: Path, seconds: int) -> Iterator[Client]:
 
 
 @pytest.mark.processes
-def test_from_the_first_message_to_the_deleted_hour(spark: Any, tmp_path: Path) -> None:
+def test_an_hour_from_its_first_message_to_its_deletion(spark: Any, tmp_path: Path) -> None:
     out, where = str(tmp_path / "archive"), tmp_path / "out"
     handed: Counter[str] = Counter()
     words = ("--dispatch-sync", "interval", "--set", "storage.checkpoint_interval_ms=200")
@@ -140,3 +142,19 @@ def test_from_the_first_message_to_the_deleted_hour(spark: Any, tmp_path: Path) 
 def _archived(dev: Dev, out: str) -> list[dict[str, Any]]:
     found = archive.run(None, ArchiveOptions(parse_options({"endpoint": dev.servers}), out)).hours
     return found if found and all(hour["status"] != "open" for hour in found) else []
+
+
+def test_the_forecast_counts_occurrences_of_schedules(hadelay: LocalNode) -> None:
+    """Of a node whose clock stands."""
+    client, start = hadelay.client, datetime.fromtimestamp(int(hadelay.clock.now()), UTC) + timedelta(hours=1)
+    client.put("orders", b"", at=start)
+    client.put_schedule("burst", topic="orders", body=b"", every="1s", start=start, end=start + timedelta(seconds=9))
+    client.put_schedule("twice", topic="later", body=b"", every="1h", start=start, max_occurrences=2)
+    client.put_schedule("spread", topic="later", body=b"", at=[start + timedelta(hours=3)], jitter="30m")
+    client.put_schedule("paused", topic="later", body=b"", every="1s")
+    client.pause_schedule("paused")
+    found = forecast.run(None, ForecastOptions(parse_options({"endpoint": hadelay.url}), threshold=1, hours=5))
+    assert (found.coming, found.of_schedules, found.hot_seconds) == (14, 13, 1)
+    assert found.hot[0]["topics"] == {"orders": 2, "later": 1}
+    some = parse_options({"endpoint": hadelay.url, "topics": "orders"})
+    assert forecast.run(None, ForecastOptions(some, threshold=1, hours=5)).of_schedules == 10

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +23,9 @@ from hadelay.pipeline import archive, lateness, tail
 from hadelay.pipeline.jobs import VERDICTS, ArchiveOptions, JobOptions, JobSummary, ReconcileOptions, TailOptions
 from hadelay.pipeline.reconcile import run
 from tests.cli.support import hadelay
-from tests.ledger.world import START_HOUR, START_MS
+from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline import exact_oracle
-from tests.pipeline.support import at_random, one_of_each, options, write
+from tests.pipeline.support import HOUR, at_random, message, one_of_each, options, write
 
 
 def judge(world: Any, directory: Path, spark: Any = None, engine: str = "fast", **source: Any) -> JobSummary:
@@ -106,11 +108,11 @@ class _Tasks(list[Any]):
 
 def test_a_job_says_how_far_it_is(tmp_path: Path) -> None:
     world, _ = one_of_each()
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     given = ReconcileOptions(options(world, write(world, tmp_path)))
-    run(None, given, lambda done, total: told.append((done, total)))
-    assert told[0][0] == 1
-    assert told[-1][0] == told[-1][1] == len(told) == 4 * 7  # three files and a verdict of each hour
+    run(None, given, lambda done, total: reported.append((done, total)))
+    assert reported[0][0] == 1
+    assert reported[-1][0] == reported[-1][1] == len(reported) == 4 * 7  # three files and a verdict of each hour
 
 
 def test_a_session_of_spark_connect_is_refused_in_words(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_nothing_is_lost_at_random(tmp_path: Path) -> None:
             assert count - summary.verdicts["duplicate"] <= summary.verdicts[name] <= count
 
 
-def test_it_needs_neither_more_nor_less_than_it_is_told(tmp_path: Path) -> None:
+def test_options_of_reconcile(tmp_path: Path) -> None:
     world, _ = one_of_each()
     given = options(world, write(world, tmp_path))
     assert not run(None, ReconcileOptions(given, fail_on="gone")).failed
@@ -203,3 +205,56 @@ def test_a_message_carried_on_is_judged_by_its_first_entry(tmp_path: Path) -> No
     rows = [row for row in summary.table if row["topic"] == "far"]
     assert rows == [{"hour": 2026112200, "topic": "far", "verdict": "undelivered", "count": 1}]
     assert encode_id(far) in offending(tmp_path)["undelivered"]
+
+
+def test_only_the_chosen_topics_are_judged_moved_messages_too(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    directory = write(world, tmp_path)
+    for topics in ("far", "t", "dying,t"):
+        every = [row for row in judge(world, directory).table if row["topic"] in (None, *topics.split(","))]
+        assert judge(world, directory, topics=topics).table == every
+    (pending,) = said["pending"]
+    assert judge(world, directory, topics="far").verdicts["pending"] == len([pending])
+
+
+class _Assets(HTMLParser):
+    """Addresses that a page loads, and its texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def test_the_report_is_one_page_that_loads_nothing_and_obeys_nobody(tmp_path: Path) -> None:
+    world, said = one_of_each()
+    evil = "<script>alert(1)</script>&amp;"
+    world.ids(message(evil, 7 * HOUR))
+    summary = run(None, ReconcileOptions(options(world, write(world, tmp_path)), str(tmp_path / "out")))
+    page = (tmp_path / "out" / "report.html").read_text()
+    found = _Assets(page)
+    assert (found.loaded, found.tags["script"], found.tags["svg"], found.tags["link"]) == ([], 0, 1, 0)
+    assert "url(" not in page
+    assert evil in found.text
+    for name, count in summary.verdicts.items():
+        assert count == 0 or name in found.text, name
+    assert f"{summary.offending} have a problem" in found.text
+    for message_id in said["undelivered"] + said["duplicate"]:
+        assert encode_id(message_id) in found.text
+    assert f"report: {tmp_path}/out/report.html" in summary.notes
+
+
+def test_the_report_of_nothing(tmp_path: Path) -> None:
+    world = World()
+    run(None, ReconcileOptions(options(world, write(world, tmp_path)), str(tmp_path / "out")))
+    found = _Assets((tmp_path / "out" / "report.html").read_text())
+    assert "nothing to judge. None has a problem." in found.text

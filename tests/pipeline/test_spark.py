@@ -19,9 +19,9 @@ from hadelay.pipeline.jobs import ForecastOptions, JobOptions, ReconcileOptions
 from hadelay.pipeline.schedule import ScheduleOptions
 from hadelay.pipeline.schema import WriteOptions
 from tests.cli.support import Dev, cluster, hadelay
-from tests.ledger.world import World
+from tests.ledger.world import START_MS, World
 from tests.pipeline import exact_oracle, test_archive, test_archived, test_reconcile
-from tests.pipeline.support import at_random, one_of_each, options, write
+from tests.pipeline.support import HOUR, at_random, one_of_each, options, write
 from tests.pipeline.test_batches import NAME, read
 from tests.pipeline.test_reconcile import check_one_of_each, judge
 
@@ -31,7 +31,8 @@ DAY = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
 
 
 def read_from(spark: Any, path: Path, **more: object) -> Any:
-    return spark.read.format("hadelay").options(path=str(path), **more).load()
+    given = {"asOf": START_MS + 6 * HOUR} | more
+    return spark.read.format("hadelay").options(path=str(path), **given).load()
 
 
 def plan(frame: Any) -> str:
@@ -41,7 +42,7 @@ def plan(frame: Any) -> str:
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     world, _ = at_random(1, 60)
-    return world, write(world, tmp_path_factory.mktemp("busy"))
+    return world, write(world, tmp_path_factory.mktemp("busy"), checkpoint=True)
 
 
 def test_rows_are_those_of_the_reader(spark: Any, busy: tuple[Any, Path]) -> None:
@@ -124,7 +125,7 @@ def test_both_engines_agree_about_what_happened_at_random(spark: Any, tmp_path: 
     assert test_reconcile.offending(tmp_path) == named != {}
 
 
-def test_where_nothing_was_published_there_is_nothing_to_judge(spark: Any, tmp_path: Path) -> None:
+def test_an_hour_without_messages_has_nothing_to_judge(spark: Any, tmp_path: Path) -> None:
     world = World()
     write(world, tmp_path)
     assert read_from(spark, tmp_path).collect() == []
@@ -187,9 +188,9 @@ def test_a_damaged_entry_is_named_in_a_line_or_left_out(spark: Any, tmp_path: Pa
     asked = {"asOf": options(world, tmp_path).as_of, "columns": "entry", "hourTo": NAME, "verify": "true"}
     with pytest.raises(Exception, match="CRC") as caught:
         read_from(spark, tmp_path, **asked).collect()
-    told = session.plain(caught.value)
-    assert isinstance(told, DamagedFile)
-    assert re.fullmatch(rf"\S+{NAME}\.idx.*hour {NAME}, entry 3: the entry's CRC is wrong.*", str(told))
+    reported = session.plain(caught.value)
+    assert isinstance(reported, DamagedFile)
+    assert re.fullmatch(rf"\S+{NAME}\.idx.*hour {NAME}, entry 3: the entry's CRC is wrong.*", str(reported))
     left = read_from(spark, tmp_path, onTorn="skip", **asked).collect()
     assert [row.entry for row in left] == [0, 1, 2]  # a copy without a checkpoint ends before what does not verify
 
@@ -206,9 +207,9 @@ def test_engines_agree_about_a_copy_with_damaged_rows(spark: Any, tmp_path: Path
         with pytest.raises(Exception, match="entry 4 is at this position") as caught:
             run(spark, given)
         assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
-    told = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
-    assert told[0].table == told[1].table
-    assert told[0].verdicts["orphan"] > 1
+    reported = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
+    assert reported[0].table == reported[1].table
+    assert reported[0].verdicts["orphan"] > 1
 
 
 def test_a_job_says_one_line_and_java_none(spark: Any, tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_a_task_that_runs_again_publishes_nothing_twice(spark: Any, dev: Dev, tm
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
-def test_what_cannot_be_written_is_refused_before_it_begins(spark: Any) -> None:
+def test_a_job_that_cannot_write_is_refused_before_it_begins(spark: Any) -> None:
     frame = spark.range(1).selectExpr("id AS idempotency_key", "'t' AS topic", "id AS delver_at", "'1h' AS delay")
     writer = frame.write.format("hadelay").option("endpoint", "http://127.0.0.1:1")
     with pytest.raises(Exception, match="column delver_at is not a message field"):
@@ -328,15 +329,15 @@ def test_a_stream_publishes_each_row_once(spark: Any, busy: tuple[Any, Path], de
 
     with pytest.raises(Exception, match="a stream needs the option rejected"):
         published("refused")
-    aside, told = tmp_path / "aside", tmp_path / "told"
+    aside, reported = tmp_path / "aside", tmp_path / "told"
     refused = sum(row["entry"] == 0 for row in read(given))
     for checkpoint, new in (("one", count - refused), ("one", None), ("two", 0)):
-        told.unlink(missing_ok=True)
-        published(checkpoint, rejected=str(aside), summary=str(told))
+        reported.unlink(missing_ok=True)
+        published(checkpoint, rejected=str(aside), summary=str(reported))
         if new is None:  # the checkpoint knows that all was sent
-            assert not told.exists()
+            assert not reported.exists()
         else:
-            found = json.loads(told.read_text())
+            found = json.loads(reported.read_text())
             assert (found["rows"], found["published"], found["rejected"]) == (count, new, refused)
     with Client(dev.servers) as client:
         assert client.topic("streamed").scheduled == count - refused

@@ -122,7 +122,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Location]:
         yield found
 
 
-def told(done: subprocess.CompletedProcess[str]) -> Any:
+def reported(done: subprocess.CompletedProcess[str]) -> Any:
     """Of JSON; spark-submit gives what was said on stderr with it."""
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 
@@ -130,7 +130,7 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
 def test_the_page_runs_on_two_workers_that_have_nothing_else(place: Location, tmp_path: Path) -> None:
     pack, job, wheel, rename = commands("What to ship")
     archive, schedule, reconciled = commands("Standalone")[2:]
-    packed = told(place.run(pack))
+    packed = reported(place.run(pack))
     assert {"hadelay", "pyarrow", "numpy"} <= packed["packages"].keys()
     place.run(job)
     # Made from a copy: a build leaves files beside its sources.
@@ -143,7 +143,7 @@ def test_the_page_runs_on_two_workers_that_have_nothing_else(place: Location, tm
     # Hours of a directory, as one process archives them.
     world = test_archive.settled(tmp_path)
     test_archive.run(world, tmp_path)
-    found = told(place.run(archive, **{"/srv/n1": str(tmp_path)}))
+    found = reported(place.run(archive, **{"/srv/n1": str(tmp_path)}))
     assert [hour["status"] for hour in found["hours"]][:1] == ["archived"]
     os.rename(place.directory / "archive", place.directory / "out")
     assert test_archive.contents(place.directory) == test_archive.contents(tmp_path)
@@ -153,10 +153,10 @@ def test_the_page_runs_on_two_workers_that_have_nothing_else(place: Location, tm
     (place.directory / "orders.csv").write_text(f"order,due,note\n{rows}")
     with cluster(tmp_path / "nodes") as dev, Client(dev.servers) as client:
         nodes = {"http://127.0.0.1:8400": dev.servers}
-        found = told(place.run(schedule, **nodes))
+        found = reported(place.run(schedule, **nodes))
         assert (found["rows"], found["published"]) == (COUNT, COUNT)
         assert client.topic("reminders").scheduled == COUNT
-        found = told(place.run(reconciled, **nodes))
+        found = reported(place.run(reconciled, **nodes))
         here_too = reconcile.run(None, ReconcileOptions(parse_options({"endpoint": dev.servers})))
         assert found["table"] == here_too.table
         assert found["verdicts"]["pending"] == COUNT

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hadelay.errors import BadRequest, ConfigError, NotFound
+from hadelay.errors import BadRequest, ConfigError, Conflict, NotFound
 from hadelay.model import hour_from_name
 from hadelay.pipeline import schedule, source, tail
 from hadelay.pipeline.hourfiles import HourFiles, Listing
@@ -78,6 +81,14 @@ def test_wrong_options_of_a_stream_are_refused_in_words(tmp_path: Path) -> None:
         tail.run(None, TailOptions(GIVEN, "out"))
     with pytest.raises(NotFound, match="no such directory"):
         tail.run("a session", TailOptions(parse_options({"path": str(tmp_path / "x")}), "out"))
+    world, _ = at_random(4)
+    source = write(world, tmp_path / "node")
+    for given, said in (
+        ({"topics": "nosuch"}, "no topic nosuch"),
+        ({"hour_from": 2099010100}, "no hour is in this range"),
+    ):
+        with pytest.raises(NotFound, match=said):
+            tail.run("a session", TailOptions(options(world, source, **given), "out"))
 
 
 def rows_of(spark: Any, path: Path) -> list[tuple[int, int]]:
@@ -108,7 +119,43 @@ def test_the_tail_is_every_row_once_also_after_a_restart(spark: Any, tmp_path: P
     assert sorted(bytes(row.body) for row in found) == [b"%d" % n for n in range(5)]
 
 
-def test_what_only_spark_reads_and_writes_has_to_be_known_to_spark(spark: Any, tmp_path: Path) -> None:
+#: Locks the file in its first argument as Java does, and waits.
+_HOLD = (
+    "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
+    "print('4711 of there', file=file, flush=True); print(); sys.stdout.flush(); sys.stdin.read()"
+)
+
+
+def test_two_tails_do_not_write_the_same_rows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = at_random(4, 20)
+    given, out = options(world, write(world, tmp_path / "node"), dead="false"), tmp_path / "out"
+    lock = out / "_checkpoint" / "hadelay.lock"
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", _HOLD, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        monkeypatch.setattr(tail, "_LOCK_S", 0.1)
+        with pytest.raises(Conflict, match=r"another tail writes with .*out/_checkpoint: process 4711 of there"):
+            tail.run(spark, TailOptions(given, str(out)))
+        other.kill()  # the lock ends with its process, the file stays
+    assert tail.run(spark, TailOptions(given, str(out))).rows == len(read(given))
+    refused: list[Conflict] = []
+
+    def again(_: JobSummary) -> bool:
+        with pytest.raises(Conflict, match=f"process [0-9]+ of {os.uname().nodename}"):
+            tail.run(spark, TailOptions(given, str(out)))
+        refused.append(Conflict(""))
+        return True
+
+    world.ids(message("new", world.now))
+    write(world, tmp_path / "node")
+    tail.run(spark, TailOptions(given, str(out), every=0.1), again)
+    assert len(refused) == 1
+    with pytest.raises(Conflict, match=r"rows of another stream, whose position is not in --checkpoint \S+/other:"):
+        tail.run(spark, TailOptions(given, str(out), checkpoint=str(tmp_path / "other")))
+
+
+def test_locations_that_only_spark_reads_and_writes_have_to_be_known_to_spark(spark: Any, tmp_path: Path) -> None:
     world, _ = at_random(3)
     given = options(world, write(world, tmp_path))
     known = "Spark reads and writes this itself, and has no file system for"

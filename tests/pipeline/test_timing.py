@@ -48,13 +48,17 @@ def test_lateness_is_that_of_the_first_time_per_topic_and_hour_of_being_due(tmp_
     world = handed_out(tmp_path, late)
     summary = lateness.run(None, JobOptions(options(world, tmp_path), str(tmp_path / "out")))
     assert (summary.handed_out, summary.overdue) == (10, 1)
-    told = {"p50_ms": 3, "p90_ms": 900, "p99_ms": 70_000, "p999_ms": 70_000, "max_ms": 70_000}
-    assert summary.overall == told
+    reported = {"p50_ms": 3, "p90_ms": 900, "p99_ms": 70_000, "p999_ms": 70_000, "max_ms": 70_000}
+    assert summary.overall == reported
     assert summary.table == [
-        {"hour": FIRST, "topic": None, "count": 10} | told,
-        {"hour": FIRST, "topic": "t", "count": 10} | told,
+        {"hour": FIRST, "topic": None, "count": 10} | reported,
+        {"hour": FIRST, "topic": "t", "count": 10} | reported,
     ]
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["overall"] == told
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["overall"] == reported
+    of_u = lateness.run(None, JobOptions(options(world, tmp_path, topics="u")))
+    assert (of_u.handed_out, of_u.overdue, of_u.not_measured, of_u.table) == (0, 1, 0, [])
+    of_t = lateness.run(None, JobOptions(options(world, tmp_path, topics="t")))
+    assert (of_t.handed_out, of_t.overdue, of_t.not_measured) == (10, 0, summary.not_measured)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "half were handed out within 3 ms" in page
     assert "1 messages are due and were not handed out yet" in page
@@ -141,6 +145,7 @@ def test_forecast_names_hot_seconds_and_says_what_helps(tmp_path: Path) -> None:
     calm = forecast.run(None, ForecastOptions(options(world, tmp_path), threshold=30, hours=2))
     assert (calm.coming, calm.hot_seconds, calm.jitter_s) == (30, 0, 0)
     assert "nothing has to be done" in calm.advice[0]
+    assert "only the nodes know them, so set --endpoint" in calm.advice[-1]
     far = forecast.run(None, ForecastOptions(options(world, tmp_path, topics="b"), threshold=30, hours=48))
     assert far.coming == 16
     with pytest.raises(BadRequest, match="threshold must be at least 1"):
@@ -219,12 +224,12 @@ def test_lateness_ends_when_the_consumer_has_the_message(tmp_path: Path) -> None
     world = World()
     ids = world.ids(*[message("t", 10 * SECOND) for _ in range(4)])
     world.now = 10 * SECOND + 5
-    held = [world.lease(message_id) for message_id in ids]
+    taken = [world.lease(message_id) for message_id in ids]
     world.now += 20 * SECOND
-    for rows, delay_ms in zip(held[:2], (0, 19_700), strict=False):
-        world.one(settlement.encode_settle(commands.encode_ack("n1", rows), np.array([delay_ms], np.uint32)))
-    nack = commands.encode_nack("n1", held[2], HOUR, "no")
-    world.one(settlement.encode_settle(nack, np.array([1_000], np.uint32)))
+    for rows, delay_ms in zip(taken[:2], (0, 19_700), strict=False):
+        world.one(settlement.with_delays(commands.encode_ack("n1", rows), np.array([delay_ms], np.uint32)))
+    nack = commands.encode_nack("n1", taken[2], HOUR, "no")
+    world.one(settlement.with_delays(nack, np.array([1_000], np.uint32)))
     write(world, tmp_path)
     summary = lateness.run(None, JobOptions(options(world, tmp_path)))
     assert (summary.handed_out, summary.not_measured) == (4, 1)

@@ -139,7 +139,7 @@ def test_a_transfer_under_load_loses_nothing():
     assert len(cluster.machines[to].items) == answers.count(None)
 
 
-def test_who_led_by_transfer_does_not_campaign_under_the_next_leader():
+def test_a_leader_by_transfer_does_not_campaign_under_the_next_leader():
     """The campaign that a leader asked for ended with the election: heartbeats count again."""
     cluster = Cluster()
     first = cluster.leader()
@@ -214,17 +214,27 @@ def test_nodes_that_ask_for_votes_at_once_do_not_split_them(count: int) -> None:
 
 
 def test_a_node_that_slept_reads_its_mail_before_it_campaigns():
+    """Its deadline passed while it slept, and the heartbeats of the leader wait to be read: it asks nobody, and goes on
+    following. Pre-votes would be refused, so they are what to look for, not campaigns."""
     cluster = Cluster()
     leader = cluster.leader()
     sleeper = cluster.followers()[0]
-    elections = cluster.nodes[sleeper].stats.elections
-    for _ in range(10):
+    cluster.run(0.2)
+    node, network = cluster.nodes[sleeper], cluster.net.nodes[sleeper]
+    sent, send = list[int](), network.send
+    network.send = lambda peer, frame, urgent=False: (  # type: ignore[method-assign]
+        sent.append(bytes(frame if isinstance(frame, bytes) else b"".join(frame))[0]) or send(peer, frame, urgent)
+    )
+    for n in range(10):
         cluster.runtimes[sleeper].pause()
-        cluster.run(0.7)
+        cluster.run(0.7 + n * 0.005)
         cluster.runtimes[sleeper].resume()
-        cluster.run(0.2)
-    assert cluster.nodes[sleeper].stats.elections == elections
+        cluster.run(0.05)
+        assert node.leader == leader.name
+        cluster.run(0.15)
     assert leader.is_leader
+    assert messages.APPEND_REPLY in sent
+    assert not {messages.PRE_VOTE, messages.VOTE} & set(sent)
 
 
 def test_a_vote_is_given_once_per_term():
@@ -266,6 +276,23 @@ def test_pre_votes_go_to_those_whose_log_is_not_behind_and_only_without_a_leader
     assert not asked(4, 1, 3)
     assert not asked(4, 50, 2)
     assert lone.node.term == 3, "asking changes nothing"
+
+
+def test_a_candidate_gives_way_only_to_one_that_it_agrees_to():
+    """Else a node with an old log, which nobody can elect, would keep the others from campaigning."""
+    lone = Lone()
+    lone.append([(2, 3, b"xx")], term=3, prev=(1, 0))
+    lone.run(2 * CONFIG.election_max_ms / 1000)
+    assert lone.wire.take(messages.PRE_VOTE), "n1 asks"
+    name, deadline = lone.node.elections._members.name, lone.node.elections._deadline
+    lone.node.elections._members.name = "n9"  # the other candidate has the smaller name
+    lone.node.frame("n2", messages.encode(messages.PRE_VOTE, lone.node.term + 1, 1, 1))
+    assert not messages.decode(lone.wire.take(messages.PRE_VOTE_REPLY)[-1][1], int, bool, int)[1]
+    assert lone.node.elections._deadline == deadline
+    lone.node.elections._members.name = name
+    campaigns = lone.node.stats.elections
+    lone.node.frame("n3", messages.encode(messages.PRE_VOTE_REPLY, lone.node.term + 1, True, lone.node.term))
+    assert lone.node.stats.elections == campaigns + 1, "its own question still counts"
 
 
 # -- reads
@@ -407,7 +434,7 @@ def test_an_old_copy_put_back_is_noticed_and_admitted_anew():
     assert len(cluster.machines[restored].items) == 20
 
 
-def test_after_all_have_restarted_admitted_ones_still_vote():
+def test_admitted_members_still_vote_after_all_have_restarted():
     """Their checkpoints may be older than their admissions: the journal itself remembers."""
     cluster = Cluster()
     cluster.commit(b"something")
@@ -614,7 +641,7 @@ def test_a_node_with_much_left_to_apply_lets_others_campaign_first(unapplied: in
     assert lone.wire.take(messages.PRE_VOTE), "nobody else may be left"
 
 
-def test_who_waits_for_an_entry_that_was_cut_off_is_answered_when_its_place_is_taken() -> None:
+def test_a_caller_whose_entry_was_cut_off_is_answered_when_another_entry_takes_its_index() -> None:
     lone = Lone()
     lone.lead()
     answered: list[bytes] = []

@@ -147,7 +147,7 @@ def test_the_end_is_cut_and_stays_cut():
     assert [(index, term) for index, term, _ in rig.contents()][-4:] == [(13, 1), (14, 1), (15, 5), (16, 5)]
 
 
-def test_which_entry_is_the_last_is_said_as_a_start_would_find_it():
+def test_the_last_entry_is_the_one_that_a_start_would_find():
     """Whatever stands behind it: votes and marks, a segment that has none yet, or entries that a later one cuts off."""
     rig = Rig()
     rig.append(60, term=2)
@@ -230,7 +230,7 @@ def test_segments_that_were_to_be_deleted_do_not_count_behind_a_crash():
     assert rig.segments() == [segment.file.path for segment in journal._segments]
 
 
-def test_it_begins_anew_behind_a_snapshot():
+def test_a_journal_begins_anew_behind_a_snapshot():
     rig = Rig()
     rig.append(30)
     rig.journal.vote(3, "n2")
@@ -285,7 +285,7 @@ def test_an_admission_outlives_a_segment_that_is_begun_before_its_sync_ends(cut:
     assert not rig.reopen().admitted
 
 
-def test_who_waits_behind_a_new_incarnation_is_called_too():
+def test_callers_that_wait_behind_a_new_incarnation_are_called_too():
     """What came while the sync before it was under way is synced with it, and no other sync follows."""
     rig = Rig()
     rig.disk.sync_delay_s = 0.1
@@ -548,7 +548,7 @@ def test_a_newer_format_is_refused():
         rig.reopen()
 
 
-def test_what_may_not_have_been_synced_is_written_again_before_anything_leaves():
+def test_records_that_may_not_have_been_synced_are_written_again_before_anything_leaves():
     rig = Rig()
     rig.append(5)
     rig.sync()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import zlib
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -52,7 +51,7 @@ TRANSPORT = {
     "_onNodeDisconnected": ["node"],
 }
 #: Of library.py itself.
-OURS = {"_hash", "_journal", "_listener", "_receive", "_state_changed", "_to_library"}
+OURS = {"_committed", "_journal", "_listener", "_receive", "_state_changed", "_to_library"}
 #: Names of the library's module that are replaced while it constructs itself, and how it calls them.
 SEAMS = {"createJournal": "self.__conf.journalFile", "createPoller": "self.__conf.pollerType", "PipeNotifier": ""}
 
@@ -142,7 +141,7 @@ def test_every_option_that_is_set_is_one() -> None:
 NEVER = {"deleteEntriesFrom", "deleteEntriesTo", "clear", "_destroy", "destroy"}
 
 
-def test_what_is_overridden_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overridden_methods_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called: Counter[str] = Counter()
     expected: set[str] = set()
 
@@ -184,7 +183,13 @@ def test_every_method_of_a_journal_is_ours() -> None:
     assert Journal.onOneSecondTimer(None) is None
 
 
-def test_members_go_through_sets_in_one_order_in_every_process() -> None:
-    names = [f"n{n}" for n in range(5)]
-    assert [hash(library._Member(name)) for name in names] == [zlib.crc32(name.encode()) for name in names]
-    assert library._Member("n1") == Node("n1")
+def test_votes_are_requested_in_one_order_in_every_process() -> None:
+    for node in Cluster(5).nodes.values():
+        others = [name for name in ("n1", "n2", "n3", "n4", "n5") if name != node.name]
+        assert [member.id for member in vars(node.core)["_SyncObj__otherNodes"]] == others
+
+
+def test_a_member_is_one_object() -> None:
+    members = library._Members()
+    assert members["n1"] is members["n1"]
+    assert len({members["n1"], members["n2"], members["n1"]}) == 2

@@ -191,7 +191,7 @@ def test_plain_syncs_nothing(monkeypatch, tmp_path):
     assert calls == []
 
 
-def test_what_was_acknowledged_survives_a_power_cut_of_all():
+def test_acknowledged_entries_survive_a_power_cut_of_all():
     for seed in range(5):
         cluster = Cluster(seed=seed)
         for n in range(20):

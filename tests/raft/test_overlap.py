@@ -74,7 +74,7 @@ def test_a_sync_waits_until_the_records_of_the_running_ones_are_written():
     assert slow.journal.all_synced
 
 
-def test_on_a_fast_disk_one_sync_covers_all_that_waits():
+def test_one_sync_of_a_fast_disk_covers_all_that_waits():
     fast = Slow(0.001)
     for _ in range(3):
         fast.begin(1)
@@ -178,7 +178,7 @@ def test_a_segment_is_not_deleted_while_a_sync_of_it_runs():
     assert name not in slow.disk.listdir("/raft")
 
 
-def test_who_waits_for_the_disk_is_called_while_no_sync_runs():
+def test_callers_that_wait_for_the_disk_are_called_while_no_sync_runs():
     """A callback may replace the journal's files, as a new incarnation does."""
     slow = Slow()
     slow.begin(1)

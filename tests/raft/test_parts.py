@@ -89,12 +89,12 @@ def test_reads_that_wait_are_one_question_to_the_leader() -> None:
 @pytest.mark.parametrize("leader", [None, "n2"])
 def test_a_read_without_a_leader_that_can_be_asked_is_refused(leader: str | None) -> None:
     part, ready = reads(Core(leader=leader)), Ready()
-    told: list[HadelayError | None] = []
-    part.read(told.append, 0.0, ready)
+    reported: list[HadelayError | None] = []
+    part.read(reported.append, 0.0, ready)
     part._ask(0.0, ready)
-    assert not told, "those who asked hear of it when the event is over"
+    assert not reported, "those who asked hear of it when the event is over"
     ready.answers[0]()
-    assert isinstance(told[0], NoLeader)
+    assert isinstance(reported[0], NoLeader)
 
 
 def test_a_follower_says_that_it_cannot_confirm_a_read() -> None:
@@ -118,7 +118,7 @@ def test_a_pre_vote_is_for_a_later_term_and_a_log_that_is_no_older(
     assert sent(ready) == [("n3", messages.PRE_VOTE_REPLY, [term, yes, 5])]
 
 
-def test_while_a_leader_is_heard_nobody_gets_a_pre_vote() -> None:
+def test_nobody_gets_a_pre_vote_while_a_leader_is_heard() -> None:
     part, ready = elections(Core()), Ready()
     part.heard_leader(10.0)
     part.on_pre_vote(Peer("n3"), 6, 9, 5, 10.1, ready)
@@ -174,7 +174,7 @@ def transfers(core: Core, voters: Any, config: RaftTuning = CONFIG) -> Transfers
     return Transfers(shared(core, propose=lambda command, done: None, config=config), voters, replication)
 
 
-def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() -> None:
+def test_the_furthest_follower_is_asked_to_take_over_once_it_has_the_whole_log() -> None:
     voters, ready = members("n2", "n3"), Ready()
     voters.peers["n2"].match, voters.peers["n3"].match = 7, 8
     core = Core(leads=True)
@@ -188,27 +188,27 @@ def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() 
     assert core.left == "handed over: it is drained"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_failed_transfer_is_in_doubt_only_if_its_target_was_told(told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_failed_transfer_is_in_doubt_only_if_its_target_was_asked(reported: bool) -> None:
     voters, ready = members("n3"), Ready()
-    voters.peers["n3"].match = 9 if told else 8
+    voters.peers["n3"].match = 9 if reported else 8
     core = Core(leads=True)
     part = transfers(core, voters, RaftTuning(fence_failed_transfer=True))
     part.begin("n3", lambda error: None, "it is drained", 0.0, ready)
     ((_, give_up, args),) = ready.timers
     give_up(*args, 1.0, ready)
-    assert not part.under_way
-    assert part.in_doubt == told
+    assert part.target is None
+    assert part.in_doubt == reported
     assert core.left == "", "it leads on"
     voters.peers["n3"].round = 4
     assert not part.in_doubt, "the target follows: it has answered a later heartbeat"
 
 
 def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
-    ready, told = Ready(), []
-    transfers(Core(leads=True), members()).begin(None, told.append, "it is drained", 0.0, ready)
+    ready, reported = Ready(), []
+    transfers(Core(leads=True), members()).begin(None, reported.append, "it is drained", 0.0, ready)
     ready.answers[0]()
-    assert isinstance(told[0], Overloaded)
+    assert isinstance(reported[0], Overloaded)
 
 
 # ---- apply
@@ -226,7 +226,7 @@ def test_entries_that_were_read_ahead_and_then_cut_are_not_applied() -> None:
     common = shared(core, journal, machine=machine)
     clock = iter([1.0])  # the first entry takes longer than a slice
     common.runtime.monotonic = lambda: next(clock, 0.0)
-    nobody: Any = SimpleNamespace(applied=lambda index, now, ready: None)
+    nobody: Any = SimpleNamespace(appended_lists=[])
     part, ready = Applier(common, nobody), Ready()
     part.run(0.0, ready)
     assert applied == [b"e8"]
@@ -242,7 +242,7 @@ def test_entries_that_were_read_ahead_and_then_cut_are_not_applied() -> None:
 
 
 def follower(core: Core, journal: Any, installing: bool = False) -> Follower:
-    part: Any = SimpleNamespace(heard_leader=lambda now: None, give_up=lambda ready, tell: None, rtt_ms=0)
+    part: Any = SimpleNamespace(heard_leader=lambda now: None, leader_changed=lambda ready: None, rtt_ms=0)
     applier: Any = SimpleNamespace(installing=installing, applied=7)
     return Follower(shared(core, journal, machine=part), members("n2"), part, part, applier)
 
@@ -267,7 +267,7 @@ def test_a_node_that_installs_files_takes_no_entries() -> None:
     assert replies(ready) == [messages.AppendReply(messages.INSTALLING, 5, 0, 0, 3)]
 
 
-def test_what_waited_for_a_transfer_is_proposed_when_it_ends_and_not_again_at_the_next_end() -> None:
+def test_commands_that_waited_for_a_transfer_are_proposed_at_its_end_and_not_again_at_the_next() -> None:
     voters, proposed = members("n3"), list[bytes]()
     part = transfers(Core(leads=True), voters)
     part._propose = lambda command, done: proposed.append(command)

@@ -10,8 +10,9 @@ import logging
 import pytest
 
 from chaos.sim.raftsim import run_seed
+from tests.scale import size
 
-BLOCK = 35
+BLOCK = 20
 #: 115: a beat that was scheduled before the leader was deposed; 242: a leader heard again after a silence, and a reply
 #: that was owed to it; 246: syncs that overlap wrote their records in any order, and a process was killed between; 635:
 #: what was answered in one term, remembered under the next; 2100956: a power cut that waited for a frame to be sent
@@ -26,12 +27,12 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(size(1, 5)))
 def test_safe_and_converging(block: int):
     for seed in range(10_000 + block * BLOCK, 10_000 + (block + 1) * BLOCK):
         assert not run_seed(seed).failure, f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", FOUND_SOMETHING)
-def test_what_was_found_stays_mended(seed: int):
+def test_seeds_that_found_bugs_pass(seed: int):
     assert not run_seed(seed).failure

@@ -106,7 +106,7 @@ async def test_urgent_frames_overtake_what_waits_here(monkeypatch):
         assert [frame for _, frame in inbox.frames].index(b"urgent") < 5
 
 
-async def test_what_cannot_be_queued_is_refused():
+async def test_frames_that_cannot_be_queued_are_refused():
     async with pair() as (one, _, _, inbox):
         await until(lambda: inbox.up)
         assert not one.send("n2", [bytes(MAX_FRAME), b"x"])
@@ -174,13 +174,13 @@ async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
             packed(evil),
             packed(evil)[:-1] + b"?",
             b"\x05\x00\x00\x00\x01",
-            _hello("hadelay-raft", 1, "test", 0, "n9", 1),
-            _hello("hadelay-raft", 1, "test", 0, "n1", 1),
-            _hello("hadelay-raft", 9, "test", 0, "n2", 1),
-            _hello("hadelay-raft", 1, "test"),
+            _hello("hadelay-link", 1, "test", 0, "n9", 1),
+            _hello("hadelay-link", 1, "test", 0, "n1", 1),
+            _hello("hadelay-link", 9, "test", 0, "n2", 1),
+            _hello("hadelay-link", 1, "test"),
         ):
             answer = await _talk(one.listen, data)
-            assert b"hadelay-raft" in answer, "it says who it is, and hangs up"
+            assert b"hadelay-link" in answer, "it says who it is, and hangs up"
         assert await _talk(one.listen, b"") == b"", "whoever says nothing costs nothing"
         assert left.frames == before
         assert left.up == ["n2"], "and the link that is there is not disturbed"
@@ -191,7 +191,7 @@ async def test_nonsense_from_a_stranger_ends_the_connection(monkeypatch):
 async def _refusal(name: str) -> str:
     async with pair() as (one, left, _, _):
         await until(lambda: left.up)
-        answer = await _talk(one.listen, _hello("hadelay-raft", 1, "test", 0, name, 1))
+        answer = await _talk(one.listen, _hello("hadelay-link", 1, "test", 0, name, 1))
         return answer.decode(errors="replace")
 
 

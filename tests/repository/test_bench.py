@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from bench.load import Tally, now_ms
 from bench.report import write_report
 from bench.result import Row, Setup, Target, save
 from bench.rows import ROWS
+from bench.rows.schedules import Occurrences
 
 
 def test_verdicts() -> None:
@@ -72,3 +75,25 @@ def test_the_tally_sees_what_is_early_and_what_comes_twice() -> None:
 def test_every_row_of_the_readme_can_be_measured() -> None:
     page = (Path(__file__).resolve().parents[2] / "bench" / "README.md").read_text()
     assert all(f"| `{name}` |" in page for name in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("occurrence_ms", "in_ms", "wrong"),
+    [
+        (0, 0, ""), (60_000, 60_000, ""), (60_000, 59_500, "1 early"), (59_500, 59_500, "no schedule asks for"),
+        (-1_000, 0, "no schedule asks for"), (500, 500, "no schedule asks for"),
+    ],
+)  # fmt: skip
+def test_schedules_are_judged_by_the_times_that_they_ask_for(
+    monkeypatch: pytest.MonkeyPatch, occurrence_ms: int, in_ms: int, wrong: str
+) -> None:
+    """A cluster that files half a second early says so in deliver_at, and perhaps in the occurrence."""
+    start_ms = 1_795_197_600_000
+    monkeypatch.setattr(time, "time", lambda: (start_ms + in_ms) / 1000)
+    said = datetime.fromtimestamp((start_ms + occurrence_ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    deliver_at = datetime.fromtimestamp((start_ms + in_ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    tally = Occurrences(start_ms, 1_000)
+    tally.received([{"schedule": "s", "occurrence": said, "deliver_at": deliver_at}])
+    assert wrong in tally.void() if wrong else not tally.void()
+    tally.received([{"schedule": "s", "occurrence": said, "deliver_at": deliver_at}])
+    assert "1 twice" in tally.void()

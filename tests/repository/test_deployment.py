@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ PATHS = {route.path for route in ROUTES.all}
 #: Where a node finds its certificate, its key, and the authority's certificate.
 TLS = ("/etc/hadelay/tls", "/etc/hadelay-tls")
 UNIT = CLUSTER / "systemd/hadelay.service"
+SHARD_UNIT = CLUSTER / "systemd/hadelay@.service"
+SHARD_MANIFESTS = CLUSTER / "kubernetes/shard.yaml"
 #: systemd-analyze security: 0 is a service that can do nothing, 10 one that can do everything.
 MOST_EXPOSED = 1.5
 
@@ -56,6 +59,8 @@ def check_command(words: list[str]) -> None:
 # ---- Kubernetes
 
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((CLUSTER / "kubernetes/hadelay.yaml").read_text()))
+#: Labels of the nodes of all shards.
+OF_ALL = {"app.kubernetes.io/name": "hadelay"}
 
 
 def manifest(kind: str, name: str = "hadelay") -> dict[str, Any]:
@@ -98,6 +103,36 @@ def test_each_pod_has_a_configuration_that_the_others_expect(tmp_path: Path) -> 
     assert pod()["spec"]["enableServiceLinks"] is False
 
 
+def shard_manifests(shard: int) -> list[dict[str, Any]]:
+    """As the comment of the file says that they are made."""
+    text = SHARD_MANIFESTS.read_text()
+    (command,) = re.findall(r"^# For shard 2: (sed .*)$", text, re.M)
+    command = command.replace("s2", f"s{shard}").replace("= 2", f"= {shard}")
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("shard", [1, 2, 12])
+def test_nodes_of_a_shard_differ_by_names_and_group(shard: int, tmp_path: Path) -> None:
+    found = shard_manifests(shard)
+    mine = [one for one in MANIFESTS if one["kind"] in ("ConfigMap", "PodDisruptionBudget", "StatefulSet")]
+    assert [one["kind"] for one in found] == [one["kind"] for one in mine]
+    text = json.dumps(found).replace(f"\\n    group = {shard}", "").replace(f"\\ngroup = {shard}", "")
+    alike = json.loads(text.replace(f"-s{shard}", "").replace(f'"s{shard}"', '"s0"'))
+    assert alike == mine
+    config = found[0]["data"]["hadelay.toml"]
+    names = [f"hadelay-s{shard}-{n}" for n in range(3)]
+    for name in names:
+        node = configured(config, tmp_path, pod_environment(name))
+        check_node(node, name, names)
+        assert (node.cluster.id, node.cluster.group) == (f"kubernetes-s{shard}", shard)
+        # As the headless service of all shards names them.
+        assert node.raft.peers[name] == f"{name}.{found[2]['spec']['serviceName']}:8500"
+    template = found[2]["spec"]["template"]
+    assert OF_ALL.items() < template["metadata"]["labels"].items()
+    assert template["metadata"]["labels"] != pod()["metadata"]["labels"]
+
+
 def pod_environment(name: str, namespace: str = "hadelay", hash_: str = "") -> dict[str, str]:
     """What the pod of that name has in its environment."""
     known = {"metadata.name": name, "metadata.namespace": namespace}
@@ -131,7 +166,7 @@ def test_a_pod_sees_its_own_key_and_no_other() -> None:
     assert given == {"ca.pem"} | {f"hadelay-{n}.{kind}" for n in range(3) for kind in ("pem", "key")}
 
 
-def test_what_the_node_needs_of_descriptors_is_said(tmp_path: Path) -> None:
+def test_the_number_of_descriptors_that_a_node_needs_is_documented(tmp_path: Path) -> None:
     """A pod cannot set its limit; the node lowers what does not fit."""
     text = manifest("ConfigMap")["data"]["hadelay.toml"]
     config = configured(text, tmp_path, pod_environment("hadelay-0"))
@@ -157,9 +192,10 @@ def test_selectors_and_ports_name_what_there_is() -> None:
     assert ports == {"http": 8400, "raft": 8500}
     assert manifest("StatefulSet")["spec"]["selector"]["matchLabels"] == labels
     assert manifest("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
-    for name in ("hadelay", "hadelay-nodes"):
+    # The names are those of all shards; clients reach a shard that is in no map yet by none.
+    for name, selected in (("hadelay", labels), ("hadelay-nodes", OF_ALL)):
         service = manifest("Service", name)["spec"]
-        assert service["selector"] == labels
+        assert service["selector"] == selected
         assert all((port["targetPort"], port["port"]) in ports.items() for port in service["ports"])
     mounted = {mount["name"] for mount in container()["volumeMounts"]}
     claimed = {claim["metadata"]["name"] for claim in manifest("StatefulSet")["spec"]["volumeClaimTemplates"]}
@@ -182,12 +218,12 @@ def test_one_node_may_be_away_and_probes_ask_for_routes() -> None:
 def test_only_nodes_reach_the_links() -> None:
     policy = manifest("NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    assert policy["podSelector"]["matchLabels"] == pod()["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == OF_ALL
     for rule in policy["ingress"]:
         named = {port["port"] for port in rule["ports"]}
         assert named <= {"http", "raft"}
         if "raft" in named:
-            assert rule["from"] == [{"podSelector": {"matchLabels": pod()["metadata"]["labels"]}}]
+            assert rule["from"] == [{"podSelector": {"matchLabels": OF_ALL}}]
 
 
 def test_pods_may_do_little() -> None:
@@ -271,9 +307,9 @@ def test_the_image_is_made_of_what_there_is() -> None:
 # ---- systemd
 
 
-def unit() -> dict[str, list[str]]:
+def unit(path: Path = UNIT) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in UNIT.read_text().splitlines():
+    for line in path.read_text().splitlines():
         if "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
             found.setdefault(key, []).append(value)
@@ -291,6 +327,19 @@ def test_the_unit_starts_what_there_is() -> None:
     assert int(unit()["TimeoutStopSec"][0]) >= 3 + 5 + 10
 
 
+def test_the_unit_of_a_shard_differs_by_its_index_and_the_user() -> None:
+    """The user of a template's instance would otherwise be another one, who may not write to the directory."""
+    one, shard = unit(), unit(SHARD_UNIT)
+    (start,), (shard_start,) = one.pop("ExecStart"), shard.pop("ExecStart")
+    assert shard_start == f"{start} --shard %i"
+    assert shard.pop("EnvironmentFile") == ["-/etc/hadelay/s%i.env"]
+    assert shard.pop("User") == [UNIT.stem]
+    assert one["DynamicUser"] == ["yes"]
+    assert "%i" in shard.pop("Description")[0]
+    one.pop("Description")
+    assert one == shard
+
+
 def test_a_node_that_ended_itself_is_started_again_without_end() -> None:
     """A full disk ends it with 70, and with 1 where there is no room to start: it comes back when there is room."""
     said = unit()
@@ -304,10 +353,11 @@ def test_a_node_that_ended_itself_is_started_again_without_end() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
-    here = tmp_path / UNIT.name
+@pytest.mark.parametrize(("path", "name"), [(UNIT, UNIT.name), (SHARD_UNIT, "hadelay@1.service")])
+def test_systemd_takes_the_unit_and_finds_it_hardened(path: Path, name: str, tmp_path: Path) -> None:
+    here = tmp_path / name
     # Where the program will be it is not yet.
-    here.write_text(UNIT.read_text().replace("/opt/hadelay/bin/hadelay", "/bin/true"))
+    here.write_text(path.read_text().replace("/opt/hadelay/bin/hadelay", "/bin/true"))
     verified = subprocess.run(["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True)
     assert (verified.returncode, verified.stderr) == (0, "")
     judged = subprocess.run(

@@ -4,27 +4,34 @@ renamed; nothing in this file may change, except that something is added at an e
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from chaos.sim.cluster import SimCluster
 from hadelay import errors
 from hadelay.codec.commandtypes import Command
+from hadelay.codec.jobcommands import JobSpec
 from hadelay.codec.records import Record
 from hadelay.errors import HadelayError
-from hadelay.ledger import access, checkpoint
-from hadelay.ledger.chain import Damage
-from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.state import Ledger, ScheduleCounts
-from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicState
+from hadelay.ledger import checkpoint
+from hadelay.ledger.hours.chain import Damage
+from hadelay.ledger.hours.hourstate import HourState
+from hadelay.ledger.jobs.bulkjob import BulkJob
+from hadelay.ledger.leases.grantrows import LEASED, OpenGrant
+from hadelay.ledger.state import BatchCounts, Ledger, ScheduleCounts
+from hadelay.ledger.topics.topics import PurgeMark, RedriveJob, TopicState
 from hadelay.members import Member
+from hadelay.model import Event
 from hadelay.pipeline import jobs, publish
-from hadelay.rights import AuditEntry, Token
+from hadelay.rights import Audit, AuditEntry, Token
 from hadelay.server import link
 from hadelay.settings import topic
 from hadelay.settings.cluster import Settings
@@ -56,6 +63,7 @@ def test_errors_have_these_types_on_the_link_and_in_answers() -> None:
         "forbidden": (403, False, True),
         "not-found": (404, False, True),
         "method-not-allowed": (405, False, True),
+        "misdirected": (421, True, True),
         "request-timeout": (408, True, True),
         "conflict": (409, False, True),
         "too-large": (413, False, True),
@@ -65,6 +73,7 @@ def test_errors_have_these_types_on_the_link_and_in_answers() -> None:
         "no-leader": (503, True, True),
         "overloaded": (503, True, True),
         "outcome-unknown": (504, True, False),
+        "other-shard": (503, True, True),
         "disk-full": (507, True, True),
         "damaged-file": (500, False, True),
         "config": (500, False, True),
@@ -78,7 +87,8 @@ def test_errors_have_these_types_on_the_link_and_in_answers() -> None:
     assert link._error("of a later version", "x", None, {}).type == "internal"
 
 
-OPERATIONS = {"hello", "submit", "ready", "consumers", "blocked", "transfer", "drain", "members", "bytes", "logbook"}
+OPERATIONS = {"hello", "submit", "ready", "consumers", "blocked", "groups", "transfer", "drain", "members", "bytes",
+              "logbook", "attention", "sessions"}  # fmt: skip
 
 
 def test_these_operations_are_served_to_other_nodes() -> None:
@@ -109,84 +119,108 @@ def test_these_operations_are_asked_of_other_nodes() -> None:
 # ---- checkpoints
 
 
+SPEC = JobSpec("cancel", "orders")
+
+
 def state_of_everything() -> Ledger:
-    """One of each that a main blob can hold, with values that show which is which."""
+    """One of each that a checkpoint can hold, with values that show which is which."""
     ledger = World().ledger
     ledger.now_ms, ledger.applied, ledger.term, ledger.chain, ledger.level = 1, 2, 3, 4, 5
     ledger.key_epoch, ledger.key_epoch_ends_ms, ledger.key_count, ledger.key_count_before = 6, 7, 8, 9
-    ledger.keys_dropped_early = 10
-    ledger.cursor, ledger.sweep = (11, 12, 13), (14, 15)
+    ledger.keys_dropped_early, ledger.granted, ledger.jobs_begun, ledger.grouped_dead = 10, 16, 17, 18
+    ledger.unique_count, ledger.filled_copies, ledger.made = 19, 20, {"topics": Counter(t=3)}
+    ledger.hours[51] = HourState(
+        others={Event.CANCELLED: BitMap()}, returned=1, carried=2, retire_at=3, keyed=4, settled_at_ms=5, results=6,
+        unfilled={7: BitMap()},
+    )  # fmt: skip
+    ledger.jobs[1] = BulkJob(1, SPEC, "n1", "t", b"r", 66, {0: 3}, (67, 68), 69, True, 70, 71, 72, 73, 74)
+    ledger.cursor, ledger.sweep, ledger.suspects = (11, 12, 13), (14, 15), ((81, 82),)
     ledger.topics.add(
         TopicState(
             number=0, name="orders", exists=False, generation=20, lives=31, floor=32, config={"lease_ms": 9},
             open=21, leased=22, tombstoned=23, published=24, bytes=25, spent_ns=26, dead=27, dead_mark_ms=33,
             redrive=RedriveJob(upto_ms=41, rate=2.5, start_ms=42, count=43, after=(44, 45)), alerted=34,
-            marks=[PurgeMark(generation=51, at_ms=52, ready=True)], settled=[28, 29],
+            marks=[PurgeMark(generation=51, at_ms=52, ready=True)], settled=[28] * 10, group_rows=35, grouped=36,
+            blocked=37, used_ms=38, dropped=39, born=40, retrying=46, batched=47,
         )
     )  # fmt: skip
-    grant = HeldGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, HELD))
+    grant = OpenGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, LEASED), progress={0: "half"}, number=65)
     ledger.grants[grant.key] = grant
     ledger.requests = {"c": {b"request": (61, 62)}}
     ledger.incarnations = {"n2": 2, "n1": 1}
     ledger.members_index = 71
     ledger.members = (Member(name="n1", address="h:1", voter=False, joined=True),)
-    token = Token(name="t", hash=b"\xab" * 32, scopes=("read", "admin"), created_at_ms=81, expires_at_ms=82)
+    token = Token(
+        name="t", hash=b"\xab" * 32, scopes=("read", "admin"), created_at_ms=81, expires_at_ms=82, aws_key=b"\xcd" * 32
+    )
     ledger.tokens = {token.id: token}
     entry = AuditEntry(
         number=1, at_ms=91, node="n1", token_id="i", token="t", action="a", target="o", outcome="done"
     )  # fmt: skip
-    ledger.audit = access.Audit(1, [entry])
+    ledger.audit = Audit(1, [entry])
     ledger.schedules = ScheduleCounts(count=101, bytes=102, tzdata="2026f")
+    ledger.batches = BatchCounts(count=111, opened=112, cancels=113, searched=114)
     return ledger
 
 
-def test_the_main_blob_has_these_keys_and_positions() -> None:
-    blob = msgpack.unpackb(checkpoint.dump_main(state_of_everything()), strict_map_key=False)
-    raw = np.zeros(1, HELD).tobytes()
+def test_the_core_has_these_keys_and_the_rows_these_positions() -> None:
+    core, rows = checkpoint.dump(state_of_everything())
+    found = msgpack.unpackb(core, strict_map_key=False)
+    raw = np.zeros(1, LEASED).tobytes()
     expected: dict[str, Any] = {
-        "version": 1,
-        "now_ms": 1,
-        "applied": 2,
-        "term": 3,
-        "chain": 4,
-        "level": 5,
-        "key_epoch": 6,
-        "key_epoch_ends_ms": 7,
-        "key_count": 8,
-        "key_count_before": 9,
-        "keys_dropped_early": 10,
-        "group": 0,
-        "cursor": [11, 12, 13],
-        "sweep": [14, 15],
-        "named": [[2, 0], [3, 0], [4, 0]],
-        "settings": SETTINGS,
-        "topics": [
-            [
-                0, "orders", False, 20, {"lease_ms": 9}, 21, 22, 23, 24, 25, 26, 27, [28, 29], 31, 32, 33, 34,
-                [41, 2.5, 42, 43, [44, 45]],
-                [[51, 52, True]],
-            ]
-        ],
-        "grants": [[61, 62, "c", 63, b"request", 64, raw]],
-        "requests": [["c", [[b"request", [61, 62]]]]],
-        "incarnations": [["n1", 1], ["n2", 2]],
-        "retired": blob["retired"],
-        "tokens": [["t", b"\xab" * 32, ["read", "admin"], 81, 82]],
-        "audit": [1, [[91, "n1", "i", "t", "a", "o", "done"]]],
-        "schedules": [101, 102, "2026f"],
-        "members": [71, ["n1", "h:1", False, True]],
+        "version": 1, "level": 5, "group": 0, "now_ms": 1, "applied": 2, "term": 3, "chain": 4, "key_epoch": 6,
+        "key_epoch_ends_ms": 7, "key_count": 8, "key_count_before": 9, "keys_dropped_early": 10, "granted": 16,
+        "jobs_begun": 17, "grouped_dead": 18, "unique_count": 19, "filled_copies": 20, "cursor": [11, 12, 13],
+        "sweep": [14, 15], "suspects": [[81, 82]], "retired": found["retired"],
+        "schedules": {"count": 101, "bytes": 102, "tzdata": "2026f"},
+        "batches": {"count": 111, "opened": 112, "cancels": 113, "searched": 114},
+        "members": [["n1", "h:1", False, True]],
+        "members_index": 71, "settings": SETTINGS, "named": {2: 0, 3: 0, 4: 0}, "incarnations": {"n1": 1, "n2": 2},
+        "audited": 1, "made": {"topics": {"t": 3}},
     }  # fmt: skip
-    assert blob == expected
-    assert list(blob) == list(expected)
+    assert found == expected
+    assert list(found) == list(expected)
+    unpacked = partial(msgpack.unpackb, strict_map_key=False)
+    values = {table: [(key.hex(), unpacked(value)) for key, value in some] for table, some in rows.items()}
+    bits = bytes(BitMap().serialize())
+    assert values == {
+        b"topic": [
+            (
+                "00000000",
+                [
+                    0, "orders", False, 20, 31, 32, {"lease_ms": 9}, 21, 22, 23, 24, 35, 36, 37, 46, 25, 26, 27,
+                    33,
+                    [41, 2.5, 42, 43, [44, 45]], 34, [[51, 52, True]], 38, 39, 40, 47, [28] * 10,
+                ],
+            )
+        ],
+        b"grant": [
+            ("000000000000003d" "000000000000003e", [True, [61, 62, "c", 63, b"request", 64, raw, {0: "half"}, 65]])
+        ],
+        b"job": [
+            (
+                "00000001",
+                [
+                    1, {"action": "cancel", "topic": "orders"}, "n1", "t", b"r", 66, {0: 3}, [67, 68], 69, True, 70,
+                    71, 72, 73, 74,
+                ],
+            )
+        ],
+        b"token": [(b"abababababab".hex(), ["t", b"\xab" * 32, ["read", "admin"], 81, 82, b"\xcd" * 32])],
+        b"audit": [("0000000000000001", [1, 91, "n1", "i", "t", "a", "o", "done"])],
+        b"hour-states": [
+            ("00000033", [bits, bits, {6: bits}, None, 1, 2, 3, 4, 5, bits, bits, bits, 6, bits, {7: bits}])
+        ],
+    }  # fmt: skip
 
 
-def test_a_main_blob_is_read_into_the_same_places() -> None:
+def test_core_and_rows_are_read_into_the_same_places() -> None:
     before = state_of_everything()
     before.level = 1
-    blob = checkpoint.dump_main(before)
+    core, rows = checkpoint.dump(before)
     after = Ledger(0, MemoryHours(0), MemoryTables(), MemoryNames())
-    checkpoint.load(after, blob, {})
-    assert checkpoint.dump_main(after) == blob
+    checkpoint.load(after, core, rows)
+    assert checkpoint.dump(after) == (core, rows)
     assert (after.topics[0].redrive, after.topics[0].marks) == (before.topics[0].redrive, before.topics[0].marks)
     assert (after.members, after.tokens, after.cursor) == (before.members, before.tokens, before.cursor)
 
@@ -226,13 +260,15 @@ def test_the_identity_file_has_these_keys() -> None:
 def test_topic_settings_have_these_keys() -> None:
     assert list(topic.SETTINGS) == [
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
-        "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
-        "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
-        "on_full", "expires_after_ms",
-        "on_success", "on_failure", "group_rate",
+        "catch_up_rate", "concurrency", "group_concurrency", "group_rate", "max_messages", "max_bytes", "delay_ms",
+        "ttl_ms", "retention_ms", "webhook", "alert", "paused", "paused_reason", "dispatch_sync", "own_queue", "tags",
+        "any_tags", "on_full", "labels", "expires_after_ms", "on_success", "on_failure",
     ]  # fmt: skip
-    assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]
-    assert list(topic.ALERT) == ["url", "secret"]
+    parts = {name: row.kind.parts for name, row in topic.SETTINGS.items()}
+    stored = [name for name, part in parts["webhook"].items() if part.stored]
+    assert stored == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]
+    assert list(parts["alert"]) == ["url", "secret"]
+    assert list(parts["backoff"]) == ["min_ms", "max_ms", "factor", "jitter"]
     backoff = {"min_ms": 1, "max_ms": 2, "factor": 2.0, "jitter": 0.5}
     webhook = {"url": "http://h", "secrets": ["x" * 16], "timeout_ms": 100, "headers": {}, "allow_per_message": True}
     config = {"backoff": backoff, "webhook": webhook, "alert": {"url": "http://h", "secret": "x" * 16}}
@@ -244,13 +280,15 @@ def test_topic_settings_have_these_keys() -> None:
 
 def test_commands_have_these_numbers() -> None:
     assert {name: int(number) for name, number in Command.__members__.items()} == {
-        "NOOP": 0, "PUBLISH": 1, "GRANT": 2, "ACK": 3, "NACK": 4, "EXTEND": 5, "EXPIRE": 6, "CANCEL": 7, "CURSOR": 8,
-        "TOPIC_PUT": 9, "TOPIC_DELETE": 10, "SWEEP": 11, "CARRY": 12, "RETIRE": 13, "FEATURE": 14, "INCARNATION": 15,
-        "SETTINGS": 16, "PUBLISH2": 17, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
-        "REDRIVE_SOME": 40, "ALERTED": 41, "TOKEN_CREATE": 64, "TOKEN_REVOKE": 65, "AUDITED": 66, "MEMBERS": 80,
-        "SCHEDULE_PUT": 96, "SCHEDULE_DELETE": 97, "SCHEDULE_FIRE": 98, "SCHEDULE_STATE": 99, "SCHEDULE_RUN": 100,
-        "SUBSCRIPTION_PUT": 101, "TOPIC_EXPIRY": 102, "SUBSCRIPTION_FILL": 103, "SETTLE": 113,
-        "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,
+        "NOOP": 0, "PUBLISH": 1, "GRANT": 2, "SETTLE": 3, "EXTEND": 4, "EXPIRE": 5, "CANCEL": 6, "RESCHEDULE": 7,
+        "REDRIVE": 8, "CURSOR": 16, "SWEEP": 17, "CARRY": 18, "RETIRE": 19, "TTL_EXPIRE": 20, "DROP_DEAD": 21,
+        "REDRIVE_SOME": 22, "ALERTED": 23, "TOPIC_EXPIRY": 24, "BATCHES": 25, "TOPIC_PUT": 32, "TOPIC_DELETE": 33,
+        "PURGE": 34, "SUBSCRIPTION_PUT": 35, "SUBSCRIPTION_FILL": 36, "SCHEDULE_PUT": 48, "SCHEDULE_DELETE": 49,
+        "SCHEDULE_FIRE": 50, "SCHEDULE_STATE": 51,
+        "SCHEDULE_RUN": 52, "JOB_BEGIN": 56, "JOB_STEP": 57, "JOB_STOP": 58, "BATCH_OPEN": 60,
+        "BATCH_SEAL": 61, "BATCH_CANCEL": 62, "BATCH_STEP": 63, "FEATURE": 64,
+        "INCARNATION": 65, "MEMBERS": 66, "SETTINGS": 67, "SHARD_MAP": 68, "TOKEN_CREATE": 72,
+        "TOKEN_REVOKE": 73, "AUDITED": 74,
     }  # fmt: skip
 
 
@@ -262,8 +300,8 @@ def test_jobs_of_the_pipeline_report_these_members() -> None:
     assert jobs.FACTS == {
         "archive": "as_of_ms hours",
         "audit": "messages events hours problem",
-        "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
-        "catch_up_rate advice",
+        "forecast": "as_of_ms threshold coming of_schedules overdue hot_seconds hot table backlog wait_s clear_at "
+        "jitter_s catch_up_rate advice",
         "lateness": "as_of_ms handed_out overdue not_measured overall table",
         "load": "as_of_ms due handed_out acked table",
         "reconcile": "as_of_ms engine hours messages verdicts table offending failed",

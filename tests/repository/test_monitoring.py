@@ -14,6 +14,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
+from hadelay.api.attention import KINDS
 from hadelay.http.app import ROUTES
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.server.metrics import CALLBACKS, CAUSES, FAMILIES, OUTCOMES
@@ -27,7 +28,7 @@ TARGET = {"job", "instance"}
 #: Values of labels that never change, as far as an expression may name them.
 VALUES = {
     "outcome": {*OUTCOMES, *CALLBACKS, "2xx"}, "cause": set(CAUSES), "file": {"log", "idx", "dsp"},
-    "quantile": {"0.5", "0.99", "1"},
+    "kind": set(KINDS), "quantile": {"0.5", "0.99", "1"},
     "state": {"waiting", "scheduled", "ready", "leased", "dead"}, "route": {route.name for route in ROUTES.all},
 }  # fmt: skip
 
@@ -132,7 +133,7 @@ def test_expressions_ask_for_what_is_shown(where: str, expression: str, said: st
         "hadelay_messages / hadelay_raft_term",
     ],
 )  # fmt: skip
-def test_what_is_not_shown_would_be_noticed(wrong: str) -> None:
+def test_a_metric_that_no_panel_shows_is_noticed(wrong: str) -> None:
     with pytest.raises(AssertionError):
         labels_left(promql.parse(wrong))
 
@@ -198,7 +199,7 @@ def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
-def test_prometheus_is_told_of_the_alerts() -> None:
+def test_prometheus_reads_the_alerts() -> None:
     config = yaml.safe_load((CLUSTER / "prometheus/prometheus.yaml").read_text())
     assert [(CLUSTER / "prometheus" / name).exists() for name in config["rule_files"]] == [True]
     (job,) = config["scrape_configs"]

@@ -258,8 +258,8 @@ def test_names_that_mean_nothing_here_cost_no_node(deployment: Deployment, monke
             (message,) = client.receive("far", wait=10)
             client.ack(message)
             client.put("far", b"y")
-        wish = {"topics": ["far"], "wait": "10s"}
-        (received,) = call(Remote(servers=url, token=token), "POST", "/v1/receive", wish, needs="messages")["messages"]
+        query = {"topics": ["far"], "wait": "10s"}
+        (received,) = call(Remote(servers=url, token=token), "POST", "/v1/receive", query, needs="messages")["messages"]
         assert received["body_base64"] == "eQ=="
     remote = Remote(servers=",".join(urls), token=token)
     for member in call(remote, "GET", "/v1/cluster", needs="members")["members"]:

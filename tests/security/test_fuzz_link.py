@@ -182,7 +182,7 @@ def test_a_member_that_sends_nonsense_ends_nobody(seed: int, monkeypatch: pytest
         for node in cluster.nodes():
             for n in range(count):
                 draft = Draft("orders", 600_000 + n, True, 0, 0, b"", b"%d" % n)
-                node.publish([draft], None, lambda result, error: answers.append(error or result))
+                node.publishing.publish([draft], None, lambda result, error: answers.append(error or result))
 
     publish(5)
     cluster.world.run_for(1.0)

@@ -16,29 +16,32 @@ import pytest
 from hadelay import AsyncClient
 from hadelay.api.service import Leader
 from hadelay.cli.app import OK, USAGE, run
-from hadelay.errors import ConfigError, Forbidden, NoLeader
+from hadelay.client.paths import may_follow
+from hadelay.errors import ConfigError, NoLeader
 from hadelay.http.app import HttpServer
-from hadelay.paths import encrypted_too
 from hadelay.settings.node import HttpConfig
-from tests.http.conftest import read_answer
-from tests.http.memory_service import MemoryService
+from tests.http.conftest import Make, make_node, read_answer, unasked
+from tests.http.served import Served, serve
 from tests.security.conftest import Pki
 from tests.security.test_node_link import on_uvloop
+
+__all__ = ["make_node"]
 
 PUBLISH = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 
 
 @asynccontextmanager
-async def served(files: tuple[str, str, str]) -> AsyncIterator[tuple[HttpServer, MemoryService, str]]:
+async def served(files: tuple[str, str, str]) -> AsyncIterator[tuple[HttpServer, Served, str]]:
     cert, key, ca = files
     config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca)
-    service = MemoryService()
+    service = await serve(config, roomy=True)
     server = HttpServer(service, config, 1 << 40)
     address = await server.start()
     try:
         yield server, service, f"https://{address}"
     finally:
         await server.stop(1)
+        service.close()
 
 
 async def dial(url: str, ca: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -117,7 +120,7 @@ async def test_a_new_certificate_without_a_restart(pki: Pki, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("days", [2, 20_000])
 @on_uvloop
-async def test_when_a_certificate_is_over_is_known_and_shown(pki: Pki, tmp_path: Path, days: int) -> None:
+async def test_the_end_of_a_certificate_is_known_and_shown(pki: Pki, tmp_path: Path, days: int) -> None:
     """Beyond 2049 it is written otherwise."""
     pki.make("soon", days)
     async with served(pki.files("soon")) as (server, _, _):
@@ -145,7 +148,7 @@ async def test_plain_http_and_nonsense_are_not_answered(pki: Pki) -> None:
 
 def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"http\.tls_cert: .*no\.pem: No such file"):
-        HttpServer(MemoryService(), HttpConfig(tls_cert=str(tmp_path / "no.pem"), tls_key="x"), 1)
+        unasked(HttpConfig(tls_cert=str(tmp_path / "no.pem"), tls_key="x"))
 
 
 def test_a_check_of_the_configuration_reads_the_files_that_it_names(
@@ -161,6 +164,44 @@ def test_a_check_of_the_configuration_reads_the_files_that_it_names(
 
 
 def test_nobody_leaves_the_encrypted_way() -> None:
-    with pytest.raises(Forbidden, match="not encrypted"):
-        encrypted_too("https://n1:8400/v1/receive", "http://n2:8400/v1/receive")
-    assert encrypted_too("http://n1/x", "http://n2/x") == "http://n2/x"
+    assert not may_follow("https://n1:8400/v1/receive", "http://n2:8400/v1/receive")
+    assert may_follow("http://n1/x", "http://n2/x")
+    assert may_follow("https://n1/x", "https://n2/x")
+
+
+async def test_a_proxy_that_ends_tls(
+    make_node: Make, pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Behind the proxy the nodes serve http, and redirect to http: clients do not follow, and ask for a relay."""
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url, False)
+    asked: list[bytes] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", int(follower.url.rpartition(":")[2]))
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, note: bool) -> None:
+            while data := await source.read(1 << 16):
+                asked.append(data) if note else None
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(reader, back, note=True), pump(there, writer, note=False), return_exceptions=True)
+
+    cert, key, ca = pki.files("n1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
+    url = f"https://localhost:{proxy.sockets[0].getsockname()[1]}"
+    for _ in range(4):
+        await leader.ask("POST", "/v1/topics/orders/messages", b"x")
+    async with AsyncClient(url, ca=ca, timeout=10) as client:
+        for _ in range(3):
+            assert len(await client.receive("orders", max=1)) == 1
+    receives = [data for data in asked if b"/receive" in data]
+    assert [b"redirect=false" in data for data in receives] == [False, True, True, True], "it remembers, and asks once"
+    monkeypatch.setenv("SSL_CERT_FILE", ca)
+    monkeypatch.setenv("HADELAY_SERVERS", url)
+    assert await asyncio.to_thread(run, ["msg", "receive", "orders", "--wait", "1s", "--keep"]) == OK
+    proxy.close()
+    await proxy.wait_closed()

@@ -14,8 +14,8 @@ import pytest
 from hadelay.http import listener
 from hadelay.http.app import HttpServer
 from hadelay.settings.node import HttpConfig
-from tests.http.conftest import Make, make_node, read_answer, until
-from tests.http.memory_service import MemoryService
+from tests.http.conftest import Make, make_node, read_answer, unasked, until
+from tests.http.served import serve
 from tests.security.conftest import Pki
 from tests.security.test_node_link import on_uvloop
 
@@ -71,7 +71,7 @@ async def test_health_is_answered_however_many_connections_there_are(
     for reader, _ in silent[3:]:
         with suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
-    await until(lambda: not node.server._listener._spares)  # type: ignore[union-attr]
+    await until(lambda: not node.server._listeners[0]._spares)
 
 
 async def test_a_spare_goes_to_whoever_has_few(make_node: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ async def test_a_spare_goes_to_whoever_has_few(make_node: Make, monkeypatch: pyt
     node = await make_node(max_connections=1)
     await node.raw()
     reader, writer = await node.raw("127.0.0.2")
-    await until(lambda: len(node.server._listener._spares) == 1)  # type: ignore[union-attr]
+    await until(lambda: len(node.server._listeners[0]._spares) == 1)
     for _ in range(40):
         await node.raw("127.0.0.3")
     writer.write(GET + b"\r\n")
@@ -106,7 +106,8 @@ async def test_handshakes_are_connections(pki: Pki) -> None:
     """Who begins TLS and says no more takes a descriptor too; health is answered under TLS as well."""
     cert, key, ca = pki.files("n1")
     config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca, max_connections=5)
-    server = HttpServer(MemoryService(), config, 1 << 40)
+    service = await serve(config)
+    server = HttpServer(service, config, 1 << 40)
     host, port = (await server.start()).split(":")
     before = sockets()
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(80)]
@@ -120,6 +121,7 @@ async def test_handshakes_are_connections(pki: Pki) -> None:
         closing.close()
     await until(lambda: not server.connections and sockets() == before)
     await server.stop(1)
+    service.close()
 
 
 @pytest.mark.parametrize(
@@ -176,9 +178,7 @@ async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> N
 async def test_a_handshake_that_does_not_go_on(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key, ca = pki.files("n1")
     monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.1)
-    server = HttpServer(
-        MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca), 1 << 40
-    )
+    server = unasked(HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca))
     host, port = (await server.start()).split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\x16\x03\x01")
@@ -194,8 +194,7 @@ async def test_accepting_goes_on_when_there_are_descriptors_again(
     """Whoever waits is accepted then, and the log has one line about it."""
     monkeypatch.setattr(listener, "_RETRY_S", 0.005)
     node = await make_node()
-    there = node.server._listener
-    assert there is not None
+    there = node.server._listeners[0]
     (real,) = there._listening
     failures = 0
 
@@ -227,7 +226,7 @@ async def test_a_handshake_does_not_outlive_the_server(pki: Pki) -> None:
     """Its first request would come to a node that has stopped."""
     cert, key, ca = pki.files("n1")
     config = HttpConfig(listen="127.0.0.1:0", hosts=["x"], tls_cert=cert, tls_key=key, tls_ca=ca)
-    server = HttpServer(MemoryService(), config, 1 << 40)
+    server = unasked(config)
     host, port = (await server.start()).split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     await until(lambda: server.connections == 1)

@@ -46,7 +46,7 @@ def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
     assert begins_at("n9", ["n1", "n2", "n3"]) not in bounds[:3], "nor does one that joins"
 
 
-def test_what_is_applied_during_a_checkpoint_counts_towards_the_next() -> None:
+def test_entries_applied_during_a_checkpoint_count_towards_the_next() -> None:
     cluster = SimCluster(1, names=("n1",))
     cluster.start_all()
     world = cluster.world

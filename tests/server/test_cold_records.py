@@ -112,13 +112,13 @@ async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monk
     rig, go_on, lists = Rig(tmp_path, hour), threading.Event(), list[str]()
     read = reading._read_file
 
-    def held_up(*asked: Any) -> None:
+    def leased_up(*asked: Any) -> None:
         if not lists:
             lists.append(threading.current_thread().name)
             go_on.wait(20)
         read(*asked)
 
-    monkeypatch.setattr(reading, "_read_file", held_up)
+    monkeypatch.setattr(reading, "_read_file", leased_up)
     rig.drop()
     extents = reading.extents_of(rig.hours, rig.rows)
     listing = asyncio.create_task(rig.reader.read_off_loop(extents[:500], reading.LISTS))
@@ -132,7 +132,7 @@ async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monk
     rig.close()
 
 
-async def test_what_falls_due_soon_is_in_memory(tmp_path: Path, hour: int) -> None:
+async def test_messages_that_fall_due_soon_are_in_memory(tmp_path: Path, hour: int) -> None:
     rig = Rig(tmp_path, hour)
     rig.drop()
     ahead = reading.ReadAhead(rig.disk, rig.runtime, rig.storage.hours.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from chaos.sim.disk import SimDisk
 from chaos.sim.tables import SimBackend
+from hadelay.api.cluster import Snapshot
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.errors import NotFound, Overloaded
 from hadelay.server.logbook import Logbook
@@ -72,8 +74,8 @@ class Fake:
         self.ledger, self.time_ms = SimpleNamespace(level=1, now_ms=0), 0
         raft: Any = SimpleNamespace(name="n1", peers=("n2",))
         #: Notes about backups that this node sent.
-        self.told: list[Any] = []
-        link: Any = SimpleNamespace(handlers={}, note=lambda peer, op, note: self.told.append(note[1]))
+        self.reported: list[Any] = []
+        link: Any = SimpleNamespace(handlers={}, note=lambda peer, op, note: self.reported.append(note[1]))
         self.logbook = Logbook(self.runtime, raft, link, SimpleNamespace())  # type: ignore[arg-type]
         self.bytes_since = 0
         self.storage = self.opened()
@@ -118,7 +120,7 @@ def copies(node: Fake) -> Files:
     return copies_of(node)
 
 
-async def test_it_holds_everything_that_was_applied(node: Fake, copies: Files) -> None:
+async def test_a_copy_has_everything_that_was_applied(node: Fake, copies: Files) -> None:
     node.publish()
     view = await copies.open_snapshot()
     assert (view.index, view.cluster_id) == ("2", "c")
@@ -160,10 +162,31 @@ async def test_a_retired_hour_goes_when_it_is_released_or_left_alone(node: Fake,
 
 
 async def test_not_too_many_at_once(node: Fake, copies: Files) -> None:
-    held = [await copies.open_snapshot() for _ in range(4)]
+    leased = [await copies.open_snapshot() for _ in range(4)]
     with pytest.raises(Overloaded):
         await copies.open_snapshot()
-    await copies.release_snapshot(held[0].id)
+    await copies.release_snapshot(leased[0].id)
+    await copies.open_snapshot()
+
+
+async def test_no_more_are_opened_when_many_are_asked_for_at_once(node: Fake, copies: Files) -> None:
+    asked = await asyncio.gather(*(copies.open_snapshot() for _ in range(20)), return_exceptions=True)
+    leased = [one for one in asked if isinstance(one, Snapshot)]
+    assert (len(leased), Counter(map(type, asked))) == (4, {Snapshot: 4, Overloaded: 16})
+    await copies.release_snapshot(leased[0].id)
+    await copies.open_snapshot()
+
+
+async def test_a_snapshot_that_cannot_be_opened_takes_no_place(
+    node: Fake, copies: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(node.storage, "manifest", lambda: None)
+        node.raft.stopped = True
+        for _ in range(5):
+            with pytest.raises(Overloaded, match="files are closed"):
+                await copies.open_snapshot()
+    node.raft.stopped = False
     await copies.open_snapshot()
 
 
@@ -204,7 +227,7 @@ async def test_a_snapshot_that_is_installed_meanwhile_is_copied_and_no_checkpoin
     assert asked == before
 
 
-async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake, copies: Files) -> None:
+async def test_a_caller_that_waits_for_a_copy_of_a_node_that_stops_is_answered(node: Fake, copies: Files) -> None:
     node.begin = lambda: None  # type: ignore[method-assign]
     opening = asyncio.create_task(copies.open_snapshot())
     await asyncio.sleep(0)
@@ -219,7 +242,7 @@ async def test_a_node_remembers_how_copies_ended_and_tells_the_others(node: Fake
         view = await copies.open_snapshot()
         size, (row, *_) = sum(int(file.bytes) for file in view.files), node.logbook.backups()
         assert (row.outcome, row.bytes, row.at_ms, row.read_bytes) == ("running", size, now_ms, 0)
-        assert view.id not in str(node.told), "others hear of the end alone"
+        assert view.id not in str(node.reported), "others hear of the end alone"
         log = next(file.name for file in view.files if file.name.endswith(".log"))
         await copies.read_snapshot(view.id, log, 0, 10)
         if how in ("left alone", "late"):
@@ -228,7 +251,7 @@ async def test_a_node_remembers_how_copies_ended_and_tells_the_others(node: Fake
         if how != "left alone":
             await copies.release_snapshot(view.id, complete=how != "broken off")
         outcome = "complete" if how in ("complete", "late") else "incomplete"
-        assert ["n1", view.id, now_ms, size, 10, outcome] in [list(row) for row in node.told[-1]]
+        assert ["n1", view.id, now_ms, size, 10, outcome] in [list(row) for row in node.reported[-1]]
         await copies.release_snapshot(view.id)
         assert (row.outcome, row.read_bytes) == (outcome, 10), "a complete backup stays complete"
     for _ in range(5):

@@ -68,7 +68,7 @@ def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
 
 def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     cluster, leader = led(3)
-    leader.publish([draft(10)], None, lambda result, error: None)
+    leader.publishing.publish([draft(10)], None, lambda result, error: None)
     leader.delivery.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
     grants = leader.delivery._grants
     assert grants is not None
@@ -80,18 +80,18 @@ def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     assert [type(error) for error in second] == [Overloaded]
     cluster.world.run_for(2.0)
     assert first == [None]
-    assert not leader.group_commit.held
+    assert not leader.group_commit.paused
 
 
 @pytest.mark.parametrize("seed", range(4, 10))
-def test_what_waits_at_a_follower_goes_to_a_new_leader_as_soon_as_there_is_one(seed: int) -> None:
+def test_waiting_requests_of_a_follower_go_to_a_new_leader_as_soon_as_there_is_one(seed: int) -> None:
     cluster, leader = led(seed)
     cluster.kill(leader.name)
     followers = cluster.nodes()
     cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: all(f.raft.leader is None for f in followers))
     asked, answered = cluster.world.now, []
     for follower in followers:
-        follower.publish([draft(10)], None, lambda result, error: answered.append(error))
+        follower.publishing.publish([draft(10)], None, lambda result, error: answered.append(error))
     cluster.world.run_until(asked + 3.0, stop=lambda: len(answered) == 2)
     assert answered == [None, None]
     assert cluster.world.now - asked < 0.9
@@ -184,7 +184,7 @@ def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_grante
     consuming, grants = ConsumingService(node), node.delivery._grants
     assert grants is not None
     if granting:
-        node.publish([draft(10)], None, lambda result, error: None)
+        node.publishing.publish([draft(10)], None, lambda result, error: None)
         cluster.world.run_for(1.0)
 
     async def sent_away() -> None:
@@ -201,7 +201,7 @@ def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_grante
     assert isinstance(cancelled.value, Granting) == granting
 
 
-def test_what_a_leader_alone_may_ask_for_is_not_taken_from_a_follower() -> None:
+def test_commands_of_the_leader_alone_are_not_taken_from_a_follower() -> None:
     cluster, leader = led(3)
     follower = next(node for node in cluster.nodes() if node is not leader)
     level, before = leader.ledger.level, dict(leader.ledger.incarnations)

@@ -64,7 +64,7 @@ def test_long_leases_that_ended_with_an_ack_are_forgotten_at_once() -> None:
     assert len(desk.delivery._expiry) < 1_500
 
 
-def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_part() -> None:
+def test_an_entry_copies_a_bounded_part_of_the_large_messages_that_expire_at_once() -> None:
     world = World()
     world.checking = False
     for _ in range(40):

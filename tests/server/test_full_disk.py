@@ -33,7 +33,7 @@ def start(disk: SimDisk, on_fatal: Callable[[BaseException], None]) -> Node:
     return open_node(config, disk, network, runtime, on_fatal, backend=lambda path: SimBackend(disk, path))
 
 
-def test_it_says_what_is_full_and_what_to_do() -> None:
+def test_the_error_says_what_is_full_and_what_to_do() -> None:
     disk = SimDisk(random.Random(1), capacity=4096)
     with pytest.raises(OSError, match=r"full disk: [\d,]+ bytes are free at .* start again") as caught:
         start(disk, _raise)
@@ -42,9 +42,7 @@ def test_it_says_what_is_full_and_what_to_do() -> None:
     start(disk, _raise).stop()
 
 
-def test_it_says_so_too_when_there_is_no_room_for_its_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_disk_without_room_for_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
     monkeypatch.setattr(disk, "makedirs", lambda path: _raise(OSError(errno.ENOSPC, "No space left on device", path)))
     config = SimCluster(1).config("n1")
@@ -57,7 +55,9 @@ def test_it_says_so_too_when_there_is_no_room_for_its_directory(
     ("number", "words"),
     [(errno.EACCES, r"user \d+, as whom this runs, has to own /data and "), (errno.EROFS, "dmesg.* ReadWritePaths=")],
 )
-def test_it_says_why_it_may_not_write_and_what_to_do(number: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_says_why_the_node_may_not_write_and_what_to_do(
+    number: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = SimDisk(random.Random(1))
 
     def refuse(path: str) -> None:
@@ -69,17 +69,17 @@ def test_it_says_why_it_may_not_write_and_what_to_do(number: int, words: str, mo
     assert caught.value.errno == number
 
 
-def test_it_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> None:
+def test_a_node_ends_when_it_cannot_open_the_snapshot_that_it_has_switched_to() -> None:
     """It would have no state, and say nothing about it."""
     disk, fatal = SimDisk(random.Random(1)), list[BaseException]()
     node = start(disk, fatal.append)
     node.storage.close()
     disk.bad_paths.add(f"{node.storage.directory}/identity")
-    node.raft.machine.installed()
+    node.installed(node.ledger)
     assert isinstance(fatal[0], OSError)
 
 
-def test_what_is_mended_when_a_snapshot_has_been_switched_to_is_the_new_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_after_a_switched_snapshot_changes_the_new_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of a peer comes late: the store that was damaged is closed by then."""
     disk, fatal = SimDisk(random.Random(1)), list[BaseException]()
     node = start(disk, fatal.append)
@@ -89,14 +89,14 @@ def test_what_is_mended_when_a_snapshot_has_been_switched_to_is_the_new_file(mon
     monkeypatch.setattr(node.repairer, "repair", lambda *place: asked.append(place[-1]))
     node._damaged(hour, 0, "a chain that is broken")
     node.storage.close()
-    node.raft.machine.installed()
+    node.installed(node.ledger)
     asked[0](b"the entry")
     assert fatal == []
     assert node.storage.hours.count(hour) == 0
     node.stop()
 
 
-def test_it_says_what_comes_before_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_name_the_next_refusal_of_a_disk_that_fills(caplog: pytest.LogCaptureFixture) -> None:
     disk = SimDisk(random.Random(1))
     node = start(disk, _raise)
     least = node.config.storage.min_free_bytes

@@ -25,6 +25,7 @@ from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import HadelayError
 from hadelay.model import Draft
+from hadelay.rights import Rights
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import CALL, Link
@@ -32,7 +33,7 @@ from hadelay.server.logbook import Logbook
 from hadelay.server.node import Node
 from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.service.node import NodeService
-from hadelay.version import CONSUMERS_LEVEL
+from hadelay.server.sessions import KEY_BYTES, SharedSessions
 from tests import scenarios
 from tests.ledger.world import START_MS
 from tests.server.test_groupcommit import Timers
@@ -59,7 +60,7 @@ async def block(cluster: SimCluster) -> None:
         await asyncio.sleep(0)
     assert await done
     one = Draft("grouped", 3_600_000, True, 0, 0, pack(Meta(group="g")), b"x", group=hash_group("g"))
-    leader.publish([one, one], None, lambda result, error: None)
+    leader.publishing.publish([one, one], None, lambda result, error: None)
     cluster.world.run_for(1.0)
 
 
@@ -88,13 +89,15 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     service, leader = NodeService(node), node.raft.leader
     assert leader is not None
     node.link._send = record
-    node.propose(encode_noop(), lambda result, error: None)
+    node.publishing.propose(encode_noop(), lambda result, error: None)
     cluster.world.run_for(1.0)
     node.repairer.repair(498_666, ".idx", 64, 128, lambda data: None)
     await until("ready", service.topics.list_topics(stale=False))
     await until("ready of a topic", service.topics.get_topic("orders", stale=False))
     await until("consumers", service.topics.get_topic("orders", stale=False))
     await until("blocked", service.topics.get_topic("grouped", stale=False))
+    await until("groups", service.groups.list_groups(None, may=lambda name: True, stale=False))
+    await until("attention", service.attention.report(Rights(["read:orders-*"])))
     await until("members", service.cluster.add_member("n4", "h.example:9", Actor()))
     await until("drain", service.cluster.drain(leader, True, Actor()))
     await until("transfer", service.cluster.transfer(None, Actor()))
@@ -111,11 +114,19 @@ def hello(*, ready: bool, known: bool) -> bytes:
     clock: Any = SimpleNamespace(ready=ready, read=lambda mono: START_MS + 1)
     link = Link(runtime, lambda peer, kind, payload: sent.append(payload) is None)
     me = PeerStatus("n1", "http://h:1", "0.1.0", 3, 42, False)
-    peers = Peers(["n1", "n2"], runtime, link, clock, lambda: me, lambda: None)
+    peers = Peers(["n1", "n2"], runtime, link, clock, lambda: me)
     if known:
         peers._ahead["n2"] = 100.0
     peers._send("n2")
     return numbered(sent[0])
+
+
+def sessions() -> bytes:
+    """The note of a node that knows two keys of sessions, and one that was closed."""
+    sent: list[bytes] = []
+    shared = SharedSessions(Link(Timers(), lambda peer, kind, payload: sent.append(payload) is None), lambda: ["n2"])
+    shared._take([bytes([n]) * KEY_BYTES for n in (2, 1)], ["abc"])
+    return numbered(sent[-1])
 
 
 def logbook() -> bytes:
@@ -135,11 +146,11 @@ def logbook() -> bytes:
     return numbered(sent[-1])
 
 
-def consumers(level: int) -> Any:
-    """The answer of a leader to a node that asks for the consumers of a topic, at a feature level of the cluster."""
+def consumers() -> Any:
+    """The answer of a leader to a node that asks for the consumers of a topic."""
     stub: Any = SimpleNamespace(
-        level=level, leading=3, _raft=SimpleNamespace(name="n1"),
-        delivery=SimpleNamespace(consumers=lambda topic: [("worker-1", START_MS, "", True)]),
+        leading=3, _raft=SimpleNamespace(name="n1"),
+        _delivery=SimpleNamespace(consumers=lambda topic: [("worker-1", START_MS, "", True)]),
     )  # fmt: skip
     found: list[Any] = []
     Leadership._on_consumers(stub, "n2", "orders", lambda result, error: found.append(result))
@@ -150,7 +161,7 @@ def blocked() -> Any:
     """The answer of a leader to a node that asks since when messages of a topic wait behind their groups."""
     stub: Any = SimpleNamespace(
         leading=3, _replica=SimpleNamespace(ledger=SimpleNamespace(topic=lambda name: SimpleNamespace(number=4))),
-        delivery=SimpleNamespace(groups=SimpleNamespace(waits_since_ms=lambda number: START_MS)),
+        _delivery=SimpleNamespace(groups=SimpleNamespace(waits_since_ms=lambda number: START_MS)),
     )  # fmt: skip
     found: list[Any] = []
     Leadership._on_blocked(stub, "n2", "orders", lambda result, error: found.append(result))
@@ -187,7 +198,7 @@ RESULTS = [
         term=1, seq=2, granted=u(1, 0, kind=np.bool_), attempts=u(3, 4, kind=np.uint16), until_ms=5, existing=(6, 7)
     ),
     results.LeaseResult(outcomes=u(0, 1), until_ms=2),
-    results.ExpireResult(returned=1, held=[(2, 3)]),
+    results.ExpireResult(returned=1, remaining=[(2, 3)]),
     results.CancelResult(outcomes=u(1, 2)),
     results.RedriveResult(outcomes=u(3, 4)),
     results.RescheduleResult(outcomes=u(1), ids=u(2, kind=np.uint64), deliver_at_ms=u(3, kind=np.int64)),
@@ -229,10 +240,10 @@ async def test_frames(request: pytest.FixtureRequest) -> None:
     frames["note hello"] = hello(ready=True, known=True)
     frames["note hello at first"] = hello(ready=False, known=False)
     frames["note logbook"] = logbook()
+    frames["note sessions"] = sessions()
     frames["answer to submit"] = answered(RESULTS)
     frames["answer to ready"] = answered(reports())
-    frames["answer to consumers"] = answered(consumers(CONSUMERS_LEVEL - 1))
-    frames["answer to consumers with nodes"] = answered(consumers(CONSUMERS_LEVEL))
+    frames["answer to consumers"] = answered(consumers())
     frames["answer to consumers of no leader"] = answered(None)
     frames["answer to blocked"] = answered(blocked())
     frames["answer to bytes"] = answered(memoryview(b"\0\1\2"))

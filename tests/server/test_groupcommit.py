@@ -13,12 +13,13 @@ import pytest
 from hadelay.api.service import Receipts
 from hadelay.codec.commands import encode_noop, encode_publish
 from hadelay.codec.entries import decode_entry, encode_entry
-from hadelay.codec.publishcommand import decode_publish
+from hadelay.codec.publishcommand import decode_body
 from hadelay.codec.results import Done, PublishResult, RowCode
 from hadelay.errors import HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.guard import Guard
+from hadelay.server.outlet import Way
 from hadelay.server.publishing import Publishing
 from hadelay.server.refusals import Refusals
 from tests.ledger.world import World as Log
@@ -70,25 +71,19 @@ class Wire:
         self.disk_is_slow = False
         self.sent: list[tuple[list[bytes], Callable[..., None]]] = []
 
-    def ready(self) -> bool:
-        return self.up
-
-    def term(self) -> int:
-        return self.leads
+    def way(self) -> Way:
+        return Way(self.leads, self.leader, self.up)
 
     def slow(self) -> bool:
         return self.disk_is_slow
 
-    def to(self) -> str:
-        return self.leader
-
-    def send(self, commands: list[bytes], done: Callable[..., None]) -> None:
+    def send(self, way: Way, commands: list[bytes], done: Callable[..., None]) -> None:
         self.sent.append((commands, done))
 
     def rows(self, batch: int) -> list[int]:
         """Rows of each PUBLISH in that batch."""
         _, _, commands = decode_entry(encode_entry(0, self.sent[batch][0]))
-        return [len(decode_publish(body).rows) for kind, body in commands if kind == 1]
+        return [len(decode_body(body).rows) for kind, body in commands if kind == 1]
 
     def commit(self, batch: int, **columns: Any) -> None:
         commands, done = self.sent[batch]
@@ -125,9 +120,12 @@ def group_commit(timers: Any, wire: Any, max_entry_bytes: int = 10_000) -> Group
 
 def door(batcher: GroupCommit, copies: int = 0) -> Publishing:
     """The door to that queue, of a node that has space."""
-    peers, link = SimpleNamespace(full=[]), SimpleNamespace(handlers={})
-    leadership: Any = SimpleNamespace(drained=False, leading=0, level=0, group_commit=batcher, peers=peers, link=link)
-    return Publishing(leadership, Guard(), lambda drafts, key: False, 50_000, lambda topic: copies)
+    peers: Any = SimpleNamespace(full=[], link=SimpleNamespace(handlers={}))
+    leadership: Any = SimpleNamespace(drained=False, leading=0, level=0)
+    delivery: Any = None
+    topics = SimpleNamespace(subscriptions={"orders": dict.fromkeys(range(copies))})
+    replica: Any = SimpleNamespace(ledger=SimpleNamespace(topics=topics, known_topic=lambda topic: object()))
+    return Publishing(leadership, batcher, delivery, peers, replica, guard=Guard(), max_queue_bytes=50_000)
 
 
 @pytest.fixture
@@ -151,7 +149,7 @@ def test_publishes_of_one_turn_share_a_command(world: World) -> None:
     assert batcher.queued_bytes == 0
 
 
-def test_what_a_commit_takes_is_counted_once_per_batch(world: World) -> None:
+def test_the_time_of_a_commit_is_counted_once_per_batch(world: World) -> None:
     timers, wire, batcher = world
     for _ in range(3):
         door(batcher).publish([draft()], None, Answers())
@@ -165,7 +163,7 @@ def test_what_a_commit_takes_is_counted_once_per_batch(world: World) -> None:
     assert (sum(batcher.commits.counts), batcher.commits.sum) == (1, 0.03)
 
 
-def test_at_most_two_entries_are_on_their_way_and_the_next_collects(world: World) -> None:
+def test_two_entries_at_most_are_on_their_way_and_the_next_collects(world: World) -> None:
     timers, wire, batcher = world
     for _ in range(4):
         door(batcher).publish([draft()], None, Answers())
@@ -371,7 +369,7 @@ def test_nothing_happened_is_tried_again(world: World) -> None:
 def test_an_outlet_that_refuses_at_once_is_not_asked_again_in_the_same_turn(world: World) -> None:
     """Found by the simulator: the node span here for ever."""
     timers, wire, batcher = world
-    wire.send = lambda commands, done: (wire.sent.append((commands, done)), done(None, NoLeader("gone")))  # type: ignore[method-assign]
+    wire.send = lambda way, commands, done: (wire.sent.append((commands, done)), done(None, NoLeader("gone")))  # type: ignore[method-assign]
     door(batcher).publish([draft()], None, Answers())
     timers.turn()
     assert len(wire.sent) == 1
@@ -380,7 +378,7 @@ def test_an_outlet_that_refuses_at_once_is_not_asked_again_in_the_same_turn(worl
     assert len(wire.sent) == 2
 
 
-def test_without_a_leader_the_answer_is_a_definite_503_and_the_queue_is_empty(world: World) -> None:
+def test_the_answer_of_a_cluster_that_has_no_leader_is_a_definite_503_and_the_queue_is_empty(world: World) -> None:
     timers, wire, batcher = world
     wire.up = False
     answers, asked = Answers(), Answers()
@@ -405,7 +403,7 @@ def test_no_answer_in_time_is_unknown_and_a_late_one_is_ignored(world: World) ->
     assert len(answers) == 1
 
 
-def test_who_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) -> None:
+def test_a_request_that_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) -> None:
     """Whoever asked may have asked another node since, and the time of its key may be over (seed 71940)."""
     timers, wire, batcher = world
     for _ in range(2):
@@ -427,7 +425,7 @@ def test_who_waited_too_long_for_a_turn_is_refused_and_not_sent(world: World) ->
     assert batcher.queued_bytes == 0
 
 
-def test_nor_is_who_waited_too_long_behind_another_nodes_publish(world: World) -> None:
+def test_a_request_that_waited_too_long_behind_another_nodes_publish_is_refused_too(world: World) -> None:
     timers, wire, batcher = world
     wire.leader = "n1"
     for _ in range(2):
@@ -446,7 +444,7 @@ def test_nor_is_who_waited_too_long_behind_another_nodes_publish(world: World) -
     assert batcher.queued_bytes == 0
 
 
-def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: World) -> None:
+def test_requests_to_a_silent_leader_do_not_keep_the_next_one_waiting(world: World) -> None:
     timers, wire, batcher = world
     silent, next_one = Answers(), Answers()
     for _ in range(2):
@@ -464,7 +462,7 @@ def test_what_went_to_a_silent_leader_does_not_keep_the_next_one_waiting(world: 
     assert len(next_one[0].ids) == 1
 
 
-def test_what_this_node_proposed_waits_for_what_raft_says_of_it(world: World) -> None:
+def test_a_proposal_of_this_node_waits_for_its_outcome_in_raft(world: World) -> None:
     timers, wire, batcher = world
     answers = Answers()
     wire.leader = "n1"
@@ -513,7 +511,7 @@ def test_a_command_of_a_term_that_is_over_goes_nowhere(world: World) -> None:
     assert len(ack) == 1
 
 
-def test_what_another_node_asked_of_a_leader_goes_nowhere_when_it_leads_no_more(world: World) -> None:
+def test_a_forwarded_request_goes_nowhere_when_the_leader_leads_no_more(world: World) -> None:
     timers, wire, batcher = world
     wire.leads = 4
     theirs, own = Answers(), Answers()
@@ -534,14 +532,13 @@ def test_another_nodes_batch_is_not_tried_again_when_a_part_of_it_is_stored(worl
     timers, wire, batcher = world
     wire.leads = 4
     handlers: dict[str, Any] = {}
-    dispatcher = SimpleNamespace(
+    dispatcher: Any = SimpleNamespace(
         before_settlement=lambda: None, settling=lambda command: command, in_order=lambda command, done: done
     )
-    leadership: Any = SimpleNamespace(
-        leading=4, group_commit=batcher, delivery=dispatcher, link=SimpleNamespace(handlers=handlers),
-        peers=SimpleNamespace(full=[], no_space=lambda: ""),
-    )  # fmt: skip
-    Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)
+    leadership: Any = SimpleNamespace(leading=4)
+    peers: Any = SimpleNamespace(full=[], no_space=lambda: "", link=SimpleNamespace(handlers=handlers))
+    replica: Any = None
+    Publishing(leadership, batcher, dispatcher, peers, replica, guard=Guard(), max_queue_bytes=50_000)
     replies = Answers()
     handlers["submit"]("n2", [encode_publish("n2", [draft(b"x" * 6_000)], None) for _ in range(2)], replies)
     timers.turn()
@@ -553,7 +550,7 @@ def test_another_nodes_batch_is_not_tried_again_when_a_part_of_it_is_stored(worl
     assert [type(answer) for answer in replies] == [OutcomeUnknown]
 
 
-def test_held_during_a_transfer_then_sent(world: World) -> None:
+def test_requests_wait_during_a_transfer_and_are_sent_then(world: World) -> None:
     timers, wire, batcher = world
     batcher.hold(True)
     door(batcher).publish([draft()], None, Answers())
@@ -564,7 +561,7 @@ def test_held_during_a_transfer_then_sent(world: World) -> None:
     assert wire.rows(0) == [1]
 
 
-def test_before_a_sync_of_the_leader_waiting_publishes_leave_unless_they_are_few(world: World) -> None:
+def test_waiting_publishes_leave_before_a_sync_of_the_leader_unless_they_are_few(world: World) -> None:
     timers, wire, batcher = world
     wire.leads, wire.leader = 1, "n1"
     for _ in range(2):
@@ -593,7 +590,7 @@ def test_before_a_sync_of_the_leader_waiting_publishes_leave_unless_they_are_few
     assert wire.rows(4) == [9]
 
 
-def test_on_a_slow_disk_three_batches_of_publishes_are_on_their_way(world: World) -> None:
+def test_three_batches_of_publishes_are_on_their_way_on_a_slow_disk(world: World) -> None:
     timers, wire, batcher = world
     for slow, sent in ((False, 2), (True, 3)):
         wire.disk_is_slow = slow
@@ -603,7 +600,7 @@ def test_on_a_slow_disk_three_batches_of_publishes_are_on_their_way(world: World
         assert len(wire.sent) == sent
 
 
-def test_a_follower_and_a_held_queue_send_nothing_for_a_sync(world: World) -> None:
+def test_a_follower_and_a_stopped_queue_send_nothing_for_a_sync(world: World) -> None:
     _, wire, batcher = world
     door(batcher).publish([draft()], None, Answers())
     batcher.between_syncs()
@@ -611,3 +608,24 @@ def test_a_follower_and_a_held_queue_send_nothing_for_a_sync(world: World) -> No
     batcher.hold(True)
     batcher.between_syncs()
     assert not wire.sent
+
+
+def test_the_leader_takes_a_command_along_when_a_batch_closes(world: World) -> None:
+    timers, wire, batcher = world
+    reported: list[Any] = []
+    riding = [(b"\x08first", lambda result, error: reported.append(result))]
+    batcher.rider = lambda: riding.pop() if riding else None
+    batcher.propose(encode_noop(), lambda result, error: None)
+    timers.turn()
+    assert wire.sent[0][0] == [encode_noop()], "a follower takes nothing along"
+    wire.leads, wire.leader = 3, "n1"
+    timers.turn()
+    assert len(wire.sent) == 1, "nothing closes a batch for the rider alone"
+    answers = Answers()
+    door(batcher).publish([draft()], None, answers)
+    timers.turn()
+    assert wire.sent[1][0][1:] == [b"\x08first"]
+    _, done = wire.sent[1]
+    done([published(1), "taken along"], None)
+    assert reported == ["taken along"]
+    assert [a.ids for a in answers] == [[1]]

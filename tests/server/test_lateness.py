@@ -32,7 +32,7 @@ def test_each_topic_by_itself() -> None:
 
 
 @pytest.mark.parametrize("late_ms", [0, 1, 999, 65 * S, 5 * H, 7 * 24 * H, 10**11])
-def test_of_one_message_every_figure_is_its_own_lateness(late_ms: int) -> None:
+def test_every_figure_of_one_message_is_its_own_lateness(late_ms: int) -> None:
     lateness = LatenessCounts()
     handed(lateness, [late_ms])
     assert lateness.recent(NOW) == {1: (1, late_ms, late_ms, late_ms)}

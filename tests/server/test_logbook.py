@@ -29,9 +29,9 @@ def leads(cluster: SimCluster) -> Node:
 
 def why(cluster: SimCluster) -> str:
     """The last change of leadership, told alike by every living node."""
-    told = {(node.logbook.terms()[0][0].term, node.logbook.terms()[0][1]) for node in cluster.nodes()}
-    assert [term for term, _ in told] == [leads(cluster).raft.term]
-    return told.pop()[1]
+    reported = {(node.logbook.terms()[0][0].term, node.logbook.terms()[0][1]) for node in cluster.nodes()}
+    assert [term for term, _ in reported] == [leads(cluster).raft.term]
+    return reported.pop()[1]
 
 
 def wait_for_another(cluster: SimCluster, old: str) -> None:
@@ -87,7 +87,7 @@ def test_a_leader_that_is_cut_off_was_not_heard(cluster: SimCluster) -> None:
     assert re.fullmatch(rf"{old.name} stepped down: no majority answered within \d+ ms", why(cluster))
 
 
-def test_a_node_that_was_not_told_says_nothing_and_forgets_old_terms(cluster: SimCluster) -> None:
+def test_a_node_without_news_reports_nothing_and_forgets_old_terms(cluster: SimCluster) -> None:
     leader = leads(cluster)
     follower = next(node for node in cluster.nodes() if not node.leading)
     follower.logbook = book = Logbook(follower.runtime, follower.raft, follower.link, follower.clock)
@@ -101,8 +101,25 @@ def test_a_node_that_was_not_told_says_nothing_and_forgets_old_terms(cluster: Si
             book._hear(leader.name, wrong, lambda result, error: None)
 
 
-def test_what_the_leader_itself_says_stays(cluster: SimCluster) -> None:
+def test_the_leaders_own_lines_stay(cluster: SimCluster) -> None:
     book = leads(cluster).logbook
     rows = [[90, "n1", 5, "", ""], [90, "n1", 4, "n2 handed over", ""], [90, "n1", 6, "else", "n1 left"]]
     book._hear("n2", [rows, []], lambda result, error: None)
     assert book.terms()[0] == (TermSeen(90, "n1", 4, "n2 handed over", "n1 left"), "n2 handed over")
+
+
+def test_every_node_knows_how_a_leader_resumed(cluster: SimCluster) -> None:
+    old = leads(cluster)
+    cluster.kill(old.name)
+    wait_for_another(cluster, old.name)
+    new = leads(cluster)
+    reported = [node.logbook.terms()[0][0].took_over for node in cluster.nodes()]
+    assert len(reported) == 2
+    assert reported[0] is not None
+    assert [tuple(one or ()) for one in reported] == [tuple(reported[0])] * 2
+    assert reported[0][3:] == (0, 0, 0)
+    rows = [[new.raft.term, new.name, 5, "", "", [1, 2, 3, 4, 5, 6]]]
+    new.logbook._hear("n2", [rows, []], lambda result, error: None)
+    assert new.logbook.terms()[0][0].took_over == reported[0], "what the leader itself says stays"
+    new.logbook._hear("n2", [[[99, "n9", 5, "", "", [1, 2, 3, 4, 5, 6]]], []], lambda result, error: None)
+    assert new.logbook.terms()[0][0].took_over == (1, 2, 3, 4, 5, 6)

@@ -14,6 +14,7 @@ import pytest
 
 from hadelay.codec.commands import encode_maintain
 from hadelay.codec.commandtypes import Job
+from hadelay.ledger.state import BatchCounts
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.server.delivery.maintenance import MaintenanceRunner
 from hadelay.server.delivery.term import Alarm
@@ -36,7 +37,7 @@ class Leader:
         self.sums: tuple[Any, ...] | None = SOURCE
         ledger: Any = SimpleNamespace(
             store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
-            open_entries=lambda _: 0, hours={}, unique_count=0,
+            open_entries=lambda _: 0, hours={}, unique_count=0, batches=BatchCounts(),
             topics=SimpleNamespace(with_work=(), unfinished=list, to_sweep=lambda: False),
         )  # fmt: skip
         runtime: Any = SimpleNamespace(
@@ -80,7 +81,7 @@ def archive_hour(directory: Path, hour: int, source: SourceFiles = SOURCE, versi
     data = manifests.encode_manifest(hour, source, parts)
     manifest.write_bytes(data.replace(b'"version": 2', b'"version": %d' % version))
     before = manifests.load_catalogue(Directory(str(directory)))
-    listed, data = before.encode({hour: before.row(manifest.read_bytes())})
+    listed, data = before.encode({hour: before.row(hour, manifest.read_bytes())})
     (directory / "_catalogue").mkdir(exist_ok=True)
     (directory / listed).write_bytes(data)
     return [manifest, *(directory / part["path"] for part in parts), directory / listed]
@@ -130,7 +131,7 @@ def test_an_hour_stays_when_the_archive_is_of_other_bytes_or_of_an_older_version
     assert "version 1, which proves too little" in line.__dict__["stays"]
 
 
-def test_what_was_proven_is_not_believed_for_ever(tmp_path: Path) -> None:
+def test_the_check_of_an_archive_does_not_hold_for_ever(tmp_path: Path) -> None:
     leader = Leader(str(tmp_path))
     file = archive_hour(tmp_path, FIRST)[1]
     assert leader.looks() == [encode_maintain(Job.RETIRE, FIRST)]
@@ -139,7 +140,7 @@ def test_what_was_proven_is_not_believed_for_ever(tmp_path: Path) -> None:
     assert leader.looks() == []
 
 
-def test_of_two_catalogues_the_later_row_counts(tmp_path: Path) -> None:
+def test_the_later_row_of_two_catalogues_counts(tmp_path: Path) -> None:
     files = Directory(str(tmp_path))
     archive_hour(tmp_path, FIRST)
     archive_hour(tmp_path, FIRST, SOURCE._replace(log_bytes=901))

@@ -12,7 +12,7 @@ from hadelay.api.service import Histogram, Values
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import Draft, Event
 from hadelay.server.metrics import FAMILIES, OTHER, NodeMetrics
 from hadelay.server.node import Node
@@ -64,7 +64,7 @@ def test_names_are_not_given_twice() -> None:
 def publish(cluster: SimCluster, node: Node, topics: list[str], delay_ms: int = 0) -> None:
     answers: list[Any] = []
     drafts = [Draft(topic, delay_ms, True, 0, 0, b"", b"x" * 100) for topic in topics]
-    node.publish(drafts, None, lambda result, error: answers.append(error))
+    node.publishing.publish(drafts, None, lambda result, error: answers.append(error))
     cluster.world.run_until(cluster.world.now + 5, stop=lambda: bool(answers))
     assert answers == [None]
 
@@ -79,7 +79,7 @@ def receive(cluster: SimCluster, node: Node, topic: str, most: int) -> Delivery:
     return delivery
 
 
-def test_what_a_cluster_shows() -> None:
+def test_the_metrics_of_a_cluster() -> None:
     cluster = SimCluster(3, restart=False)
     cluster.start_all()
     wait_for_leader(cluster)
@@ -147,7 +147,7 @@ def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
     assert values["messages"] == {("waiting",): 3, ("blocked",): 0, ("leased",): 0, ("dead",): 0}
     absent = {
         "ready_messages", "oldest_ready_age_seconds", "oldest_blocked_age_seconds", "groups_wrong",
-        "raft_peer_lag_entries", "raft_peer_rtt_seconds", "backup_age_seconds",
+        "raft_peer_lag_entries", "raft_peer_rtt_seconds", "backup_age_seconds", "attention",
     }  # fmt: skip
     assert set(FAMILIES) - set(values) == absent | {name for name in FAMILIES if name.startswith("topic_")}
 
@@ -194,7 +194,7 @@ def test_the_busiest_have_series_of_their_own_and_the_others_are_one() -> None:
     assert sum(len(rows) for rows in series.values()) < 51 * 14
 
 
-def test_who_is_shown_stays_until_it_is_deleted() -> None:
+def test_a_topic_in_the_metrics_stays_until_it_is_deleted() -> None:
     crowd = Crowd(100, 3)
     before = names(crowd.series(), "topic_published_messages_total")
     assert before == {"topic-9", "topic-19", "topic-29"}

@@ -22,7 +22,8 @@ class Hearing:
         runtime = Mock(random=random.Random(1), monotonic=lambda: MONO, wall_ms=lambda: NOW)
         self.clock = ClusterClock("a", ["a", "b"])
         self.link = Link(runtime, lambda *_: True)
-        self.peers = Peers(["a", "b", "c"], runtime, self.link, self.clock, lambda: PeerStatus("a"), self.changed)
+        self.peers = Peers(["a", "b", "c"], runtime, self.link, self.clock, lambda: PeerStatus("a"))
+        self.peers.changed = self.changed
         self.peers.voters = frozenset("ab")
         self.clock.observe_wall("b", NOW, MONO, NOW)
         self.clock.observe_leader("b", NOW, MONO)
@@ -32,7 +33,7 @@ class Hearing:
 
     def hear(self, ahead_ms: int, yours: float | None, *, name: str = "b", theirs: float = 5.0) -> int:
         """How far its clock is moved by a note that says cluster time is `ahead_ms` further."""
-        note = [NOW, NOW + ahead_ms, theirs, yours, "http://b", "1", 1, 1, True]
+        note = [NOW, NOW + ahead_ms, theirs, yours, "http://b", "1", 1, 1, True, False, 0.0]
         self.link.on_message(name, CALL, msgpack.packb([0, "hello", note]))
         return self.clock.read(MONO) - NOW
 
@@ -67,7 +68,7 @@ def test_nobody_knows_when_a_very_late_note_was_sent(yours: float) -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), "1"])
-def test_what_is_no_number_is_no_note(number: float) -> None:
+def test_a_clock_that_is_no_number_is_ignored(number: float) -> None:
     hearing = Hearing()
     assert hearing.hear(70, MONO, theirs=number) == 0
     assert hearing.hear(70, number) == 0

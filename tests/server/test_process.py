@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -51,3 +53,36 @@ async def test_a_node_is_ready_when_it_has_applied_what_was_committed() -> None:
     async with asyncio.timeout(5):
         await process._ready(node, asyncio.Event())
     assert not answers
+
+
+def test_a_deleted_file_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, object] = {}
+    monkeypatch.setattr(process.log, "critical", lambda event, **fields: said.update(fields))
+    monkeypatch.setattr(process.os, "_exit", lambda code: None)
+    process._end_at_once(FileNotFoundError(2, "No such file or directory", "/data/hours/2026112906.log"))
+    assert said["file"] == "/data/hours/2026112906.log"
+    assert "check quorum" in str(said["next"])
+    assert "two nodes at once" in str(said["next"])
+
+
+@pytest.mark.parametrize("log", ["written", "blocked"])
+def test_a_stop_that_takes_too_long_is_ended_by_a_thread(log: str) -> None:
+    """A starved node's event loop gets no turn: the timeouts of the steps alone would not end the process. And a log
+    whose reader has stopped blocks whoever writes to it."""
+    blocked = "process.log.warning = lambda *_, **__: threading.Event().wait(100)\n"
+    program = (
+        "import asyncio, os, signal, threading, types\n"
+        "from hadelay import process\n"
+        f"{'process.log = types.SimpleNamespace()' if log == 'blocked' else ''}\n"
+        f"{blocked if log == 'blocked' else ''}"
+        "process._STOP_S = 0.2\n"
+        "async def serve():\n"
+        "    ending = process._end_on_signals(asyncio.get_running_loop())\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    await ending.wait()\n"
+        "    threading.Event().wait(100)\n"
+        "asyncio.run(serve())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("stop_unfinished" in done.stdout + done.stderr) == (log == "written")

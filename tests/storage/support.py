@@ -17,7 +17,7 @@ from hadelay.platform.runtime import Ended
 from hadelay.storage.identity import Identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.store import Storage
-from hadelay.storage.tables import Backend
+from hadelay.storage.tables import HOUR_STATES, Backend, Put
 
 NOW = 490_000  # an hour in November 2025
 IDENTITY = Identity("test", 3, "n1")
@@ -40,7 +40,7 @@ class Loop:
         self._soon.append(lambda: fn(*args))
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Any:
-        assert delay_s == 0, "time passes only between"
+        assert delay_s <= 0.01, "more than a pause between two slices: time passes only between"
         self.call_soon(fn, *args)
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
@@ -114,10 +114,19 @@ def open_storage(
     return storage
 
 
+def puts(hours: dict[int, bytes]) -> list[Put]:
+    return [(HOUR_STATES, hour.to_bytes(4, "big"), state or None) for hour, state in hours.items()]
+
+
+def hour_states(storage: Storage) -> dict[int, bytes]:
+    (rows,) = storage.core_rows([HOUR_STATES]).values()
+    return {int.from_bytes(key, "big"): value for key, value in rows}
+
+
 def checkpoint(storage: Storage, loop: Loop, index: int, **kw: Any) -> None:
     """Take one, and raise what it ends with."""
     outcome: list[BaseException | None] = []
-    storage.checkpoint(index, 1, kw.get("core", b"core %d" % index), kw.get("hours", {}), outcome.append)
+    storage.checkpoint(index, 1, kw.get("core", b"core %d" % index), [puts(kw.get("hours", {}))], outcome.append)
     loop.run()
     assert outcome, "the checkpoint did not end"
     if outcome[0] is not None:

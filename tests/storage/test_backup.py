@@ -17,6 +17,7 @@ from hadelay.platform.disk import Disk
 from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, LocalBackups
 from hadelay.storage.names import TOPIC
 from hadelay.storage.snapshots import Manifest
+from hadelay.version import LAST_DEVELOPMENT
 
 BACKUP = "/backup"
 
@@ -69,7 +70,7 @@ class Source:
             known = self.archive.has(file.name, file.length, file.crc, before)
             files[file.name] = known or self.archive.copy(file.name, file.length, file.crc, read)
         there, time = self.archive.files, "2026-11-21T00:00:00.000Z"
-        backup = Backup(there.format, "test", 3, 1, manifest.index, manifest.term, time, files, there.part)
+        backup = Backup(FORMAT, "test", 3, 1, manifest.index, manifest.term, time, files, there.part)
         self.archive.finish(backup, keep)
         self.storage.exports.release(manifest)
         return backup
@@ -129,7 +130,7 @@ def test_older_ones_go_and_what_only_they_needed(source: Source) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 9_000, 250_000, 500_000])
-def test_one_that_was_interrupted_is_none_and_goes_on(source: Source, budget: int) -> None:
+def test_an_interrupted_backup_is_none_and_goes_on(source: Source, budget: int) -> None:
     source.budget = budget
     with pytest.raises(Broken):
         source.back_up()
@@ -142,7 +143,7 @@ def test_one_that_was_interrupted_is_none_and_goes_on(source: Source, budget: in
     assert source.wrong() == []
 
 
-def test_one_that_was_interrupted_leaves_the_one_before(source: Source) -> None:
+def test_an_interrupted_backup_leaves_the_one_before(source: Source) -> None:
     source.back_up()
     source.fill(NOW)
     source.budget = 50_000
@@ -193,7 +194,7 @@ def test_a_manifest_that_does_not_verify_is_none(source: Source) -> None:
     assert source.archive.indexes() == [3]
 
 
-def test_what_the_node_sends_must_be_what_it_promised(source: Source) -> None:
+def test_files_that_a_node_sends_must_be_those_of_its_manifest(source: Source) -> None:
     manifest = source.manifest()
     file = next(file for file in manifest.files if file.name == hours(NOW)[0])
     with pytest.raises(DamagedFile, match="twice"):
@@ -211,13 +212,20 @@ def test_a_newer_format_is_refused_in_words(source: Source) -> None:
             source.archive.read()
 
 
+@pytest.mark.parametrize(("number", "commit"), [*zip((2, 3), LAST_DEVELOPMENT, strict=True)])
+def test_a_development_versions_backup_is_refused_in_words(source: Source, number: int, commit: str) -> None:
+    backup = source.back_up()
+    with pytest.raises(ConfigError, match=f"development version .* commit {commit} "):
+        source.archive.finish(structs.replace(backup, format=number), 2)
+
+
 def test_two_at_once_are_refused(source: Source) -> None:
     with pytest.raises(ConfigError, match="another backup is writing to"):
         LocalBackups(source.disk, BACKUP).prepare()
 
 
 @pytest.mark.parametrize("which", range(8))
-def test_what_a_sync_failed_for_is_not_taken_for_durable_by_the_next_try(which: int) -> None:
+def test_a_file_whose_sync_failed_is_not_taken_for_durable_by_the_next_try(which: int) -> None:
     """The page cache looks whole: what is read back has to come from the disk."""
     source = Source(seed=which)
     source.archive.files.prepare()

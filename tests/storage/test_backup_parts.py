@@ -87,7 +87,7 @@ def test_a_second_backup_copies_parts_that_are_new(source: Source, bucket: Bucke
 
 
 @pytest.mark.parametrize("budget", [0, 9_000, 250_000, 500_000])
-def test_one_that_was_interrupted_is_none_and_goes_on_with_whole_parts(source: Source, budget: int) -> None:
+def test_an_interrupted_backup_is_none_and_goes_on_with_whole_parts(source: Source, budget: int) -> None:
     source.budget = budget
     with pytest.raises(Broken):
         source.back_up()
@@ -114,7 +114,7 @@ def test_a_part_that_is_cut_off_or_gone_is_named_and_copied_again(source: Source
     assert source.wrong() == source.wrong(2) == []
 
 
-def test_what_nobody_needs_goes_after_a_day(source: Source, bucket: Bucket) -> None:
+def test_parts_that_nobody_needs_go_after_a_day(source: Source, bucket: Bucket) -> None:
     source.back_up()
     first = set(bucket.objects)
     for day in (1, 2):

@@ -92,7 +92,7 @@ def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None
     storage.close()
 
 
-def test_who_still_looks_at_a_closed_store_neither_reads_nor_writes_what_follows_it(tmp_path: Path) -> None:
+def test_a_reader_of_a_closed_store_neither_reads_nor_writes_its_successors_files(tmp_path: Path) -> None:
     """A list that was begun before a snapshot was switched to: the files have the same names."""
     loop, directory, far = Loop(), tmp_path / "data", NOW + 100
     storage = open_storage(Disk(), str(directory), loop)

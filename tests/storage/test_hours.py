@@ -54,7 +54,7 @@ action = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(action, max_size=14), st.integers(0, 99))
-def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], seed: int) -> None:
+def test_files_are_those_of_the_model_whatever_the_timing(actions: list[tuple], seed: int) -> None:
     disk = SimDisk(random.Random(1))
     disk.makedirs("/hours")
     store, model = DiskHourStore(disk, "/hours", 3, far_buffer_bytes=1 << 9), MemoryHours(3)
@@ -256,7 +256,7 @@ def test_topic_minutes_count_what_is_filed(store: DiskHourStore, hour: int) -> N
     assert counted.tolist() == sorted(counted.tolist())
 
 
-def test_what_waits_is_told_once(store: DiskHourStore) -> None:
+def test_waiting_hours_are_reported_once(store: DiskHourStore) -> None:
     def filed() -> int:
         hours, _, topics = store.waiting()
         written = sum(int(store.written_seconds(hour).sum()) for hour in (NOW, NOW + 30, NOW + 40))
@@ -280,7 +280,7 @@ def test_what_waits_is_told_once(store: DiskHourStore) -> None:
     assert filed() == 220
 
 
-def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: DiskHourStore) -> None:
+def test_reading_written_messages_writes_no_waiting_ones(store: DiskHourStore) -> None:
     far = np.full(8, NOW + 40, np.int64)
     store.append(*messages(far, sizes=[50] * 8))
     write_all(store)
@@ -306,7 +306,7 @@ def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
     assert store.entries(NOW + 50, slice(None))["index"].tolist() == list(range(300))
 
 
-def test_when_checkpoints_are_late_no_append_writes_much_more_than_itself(
+def test_no_append_writes_much_more_than_itself_although_checkpoints_are_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by filling a cluster with messages over 30 days: a full buffer was written by one append, for two seconds,
@@ -331,7 +331,7 @@ def test_when_checkpoints_are_late_no_append_writes_much_more_than_itself(
         assert store.entries(hour, slice(None))["index"].tolist() == list(range(store.count(hour)))
 
 
-def test_what_an_append_froze_counts_as_buffered_until_a_checkpoint_begins(tmp_path: Path) -> None:
+def test_bytes_that_an_append_froze_count_as_buffered_until_a_checkpoint_begins(tmp_path: Path) -> None:
     """An entry with several appends may pass the limit at one of them, and freeze the buffer at the next: the limit
     still begins a checkpoint after the entry."""
     store = DiskHourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
@@ -346,7 +346,7 @@ def test_what_an_append_froze_counts_as_buffered_until_a_checkpoint_begins(tmp_p
 
 
 @pytest.mark.parametrize("phase", ["before", "writing", "syncing"])
-def test_who_asks_for_all_hours_leaves_no_message_to_be_written_at_once(tmp_path: Path, phase: str) -> None:
+def test_a_reader_of_all_hours_leaves_no_message_to_be_written_at_once(tmp_path: Path, phase: str) -> None:
     """While a checkpoint wrote or synced its files, nothing was written in slices: the checksums then wrote all that
     had come since, a second or two of the loop."""
     loop = Loop()
@@ -404,7 +404,7 @@ def test_a_retired_hour_leaves_no_heads_in_memory(store: DiskHourStore) -> None:
         assert not store._heads.cached(hour)
 
 
-def test_what_a_node_says_of_its_hours_is_of_one_moment(store: DiskHourStore) -> None:
+def test_a_nodes_report_of_its_hours_is_of_one_moment(store: DiskHourStore) -> None:
     """However much is filed while the answer is put together."""
     hours = np.array(HOURS, np.int64)
     store.append(*messages(hours, sizes=[10] * len(hours)))

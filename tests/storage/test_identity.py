@@ -11,6 +11,7 @@ from support import IDENTITY, Loop, checkpoint, messages, open_storage
 from hadelay.errors import ConfigError, DamagedFile
 from hadelay.platform.disk import Disk
 from hadelay.storage.identity import encode_identity, read_identity, write_identity
+from hadelay.version import LAST_DEVELOPMENT
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -40,6 +41,17 @@ def test_somebody_elses_directory(tmp_path: Path, stored: object, words: str) ->
     assert files(tmp_path) == before
 
 
+@pytest.mark.parametrize(("magic", "commit"), [*zip((b"HDID", b"HDLY"), LAST_DEVELOPMENT, strict=True)])
+def test_a_development_versions_directory(tmp_path: Path, magic: bytes, commit: str) -> None:
+    open_storage(Disk(), str(tmp_path), Loop()).close()
+    path = tmp_path / "identity"
+    path.write_bytes(magic + path.read_bytes()[4:])
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match=f"development version .* commit {commit} "):
+        open_storage(Disk(), str(tmp_path), Loop())
+    assert files(tmp_path) == before
+
+
 def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
     first = open_storage(Disk(), str(tmp_path), Loop())
     with pytest.raises(ConfigError, match="another node runs in"):
@@ -65,7 +77,7 @@ def test_a_flipped_byte(tmp_path: Path, at: int) -> None:
         read_identity(Disk(), str(tmp_path))
 
 
-def test_what_is_set_is_there_after_opening_again(tmp_path: Path) -> None:
+def test_an_identity_is_there_after_opening_again(tmp_path: Path) -> None:
     storage = open_storage(Disk(), str(tmp_path), Loop())
     storage.set_identity(incarnation=7)
     storage.close()

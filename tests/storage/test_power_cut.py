@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import IDENTITY, NOW, events, messages
+from support import IDENTITY, NOW, events, hour_states, messages, puts
 
 from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.storage.names import TOPIC
 from hadelay.storage.store import Storage
+from tests.scale import size
 
 FAR = NOW + 50
 #: More than 64 files in one checkpoint would take the way of syncfs.
@@ -57,7 +58,7 @@ class Machine:
 
     def checkpoint(self, storage: Storage, index: int) -> None:
         outcome: list[Any] = []
-        storage.checkpoint(index, 1, b"core %d" % index, {FAR: b"%d" % index}, outcome.append)
+        storage.checkpoint(index, 1, b"core %d" % index, [puts({FAR: b"%d" % index})], outcome.append)
         self.world.run_until(self.world.now + 10, stop=lambda: bool(outcome) or self.crashed)
         if self.crashed:
             raise SimCrash("in an event")
@@ -90,7 +91,7 @@ def seen(storage: Storage) -> tuple[Any, ...]:
         assert len(store.entries(hour, slice(None))) == store.count(hour)
         for row in store.entries(hour, slice(None)):
             store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
-    return sums, storage.names.all(), storage.tables.range(b"keys"), storage.core_blob, storage.hour_blobs()
+    return sums, storage.names.all(), storage.tables.range(b"keys"), storage.core_blob, hour_states(storage)
 
 
 def reference() -> tuple[dict[int, tuple[Any, ...]], int]:
@@ -111,7 +112,7 @@ def reference() -> tuple[dict[int, tuple[Any, ...]], int]:
 
 
 @pytest.mark.parametrize("end", ["kill", "power_cut"])
-def test_at_every_step(end: str) -> None:
+def test_a_power_cut_at_every_step(end: str) -> None:
     at, steps = reference()
     assert steps > 100
     final = None
@@ -139,8 +140,8 @@ def crashes_twice(seed: int) -> Iterator[int]:
     yield from (rng.randint(1, 120) for _ in range(6))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_again_and_again(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(size(15, 40)))
+def test_power_cuts_again_and_again(seed: int) -> None:
     """Crashes of recovery itself, and of what it then goes on with."""
     at, _ = reference()
     machine = Machine(seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import NOW, Loop, checkpoint, events, messages, open_storage
+from support import NOW, Loop, checkpoint, events, hour_states, messages, open_storage
 
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
@@ -53,7 +53,7 @@ def test_everything_is_as_at_the_checkpoint(tmp_path: Path, loop: Loop) -> None:
     fill(storage, 10)
     storage = reopen(storage, loop)
     assert (storage.applied_index, storage.applied_term, storage.core_blob) == (7, 1, b"core")
-    assert storage.hour_blobs() == {NOW: b"now", FAR: b"far"}
+    assert hour_states(storage) == {NOW: b"now", FAR: b"far"}
     assert seen(storage) == at_checkpoint
     storage.close()
 
@@ -161,7 +161,7 @@ def test_a_retired_hour_goes_with_the_next_checkpoint_and_no_pin(tmp_path: Path,
     assert not any(path.exists() for path in paths)
     again = reopen(again, loop)
     assert again.hours.hours() == [FAR + 1]
-    assert again.hour_blobs() == {}
+    assert hour_states(again) == {}
     again.close()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support import IDENTITY, NOW, Loop, checkpoint, events, messages, open_storage
+from support import IDENTITY, NOW, Loop, checkpoint, events, hour_states, messages, open_storage
 
 from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.tables import SimBackend
@@ -57,7 +57,7 @@ class Node:
         return (
             storage.applied_index,
             storage.tables.backend.get(CHECKPOINT, CORE),
-            storage.hour_blobs(),
+            hour_states(storage),
             storage.hours.checksums(),
             storage.names.all(),
             storage.tables.range(b"keys", limit=100_000),
@@ -143,7 +143,7 @@ def test_a_newer_manifest_keeps_what_the_older_one_brought(source: Node) -> None
     assert target.seen() == source.seen()
 
 
-def test_what_does_not_verify_is_pulled_anew(source: Node) -> None:
+def test_files_that_do_not_verify_are_pulled_anew(source: Node) -> None:
     manifest = source.manifest()
     target = Node("n2")
     name = next(file.name for file in manifest.files if file.name.endswith(".log"))

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from support import NOW, events, messages
+from support import NOW, events, messages, puts
 from test_snapshot import FAR, Node, pull
 
 from hadelay.codec.checksums import crc32c
@@ -30,7 +30,7 @@ def begin_checkpoint(node: Node, index: int) -> list[BaseException | None]:
         storage.hours.append(*messages(hour, sizes=[30] * 50, seed=index))
     storage.hours.append_events(NOW, events([index]))
     storage.tables.put(b"keys", b"left over", b"")
-    storage.checkpoint(index, 1, b"core", {NOW: b"mine"}, outcome.append)
+    storage.checkpoint(index, 1, b"core", [puts({NOW: b"mine"})], outcome.append)
     return outcome
 
 
@@ -69,7 +69,7 @@ def test_an_export_that_nobody_uses_any_more_holds_no_retired_hour() -> None:
     node.storage.exports.release(manifest)
     node.storage.hours.retire(FAR + 1)
     node.fill(2)
-    assert not [path for path in node.disk.copy() if f"/{manifest.files[0].name}" in path]
+    assert not [path for path in node.disk.copy() if f"/{manifest.files[-1].name}" in path]
     node.fill(3)
     gone = node.storage.hours.path(FAR + 1).rpartition("/")[2]
     assert not [path for path in node.disk.copy() if f"/{gone}." in path]
@@ -204,7 +204,7 @@ def test_nothing_of_a_snapshot_is_trusted_behind_a_sync_that_failed(which: int) 
     target.disk.power_cut()
     target.start()
     assert target.seen() == source.seen()
-    for file in manifest.files[1:]:
+    for file in manifest.files[:-1]:
         assert crc32c(target.storage.exports.read(file.name, 0, file.length)) == file.crc, file.name
 
 
@@ -233,6 +233,6 @@ def test_files_that_were_pulled_stay_when_one_cannot_be_opened(monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(target.disk, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         with pytest.raises(OSError, match="open files"):
-            installer.write(manifest.files[0].name, 0, b"")
+            installer.write(manifest.files[-1].name, 0, b"")
     again = target.storage.install(manifest, target.start)
     assert all(again.have(file.name) == file.length for file in manifest.files)

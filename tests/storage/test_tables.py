@@ -229,7 +229,7 @@ def test_a_new_row_that_is_deleted_leaves_nothing_to_write() -> None:
     assert (tables.get(b"t", b"7"), tables.get(b"t", b"8")) == (None, b"value")
 
 
-def test_what_was_committed_is_there_after_opening_again(open_backend: Open) -> None:
+def test_committed_rows_are_there_after_opening_again(open_backend: Open) -> None:
     tables = Tables(open_backend())
     for i in range(3000):
         tables.put(b"numbers", i.to_bytes(4, "big"), b"%d" % i)

@@ -216,6 +216,11 @@ class Cluster:
         for process, errors in starting:
             self._take(ready_line(process, errors))
 
+    def revive(self) -> None:
+        """Restart all nodes that do not run."""
+        if dead := [name for name, pid in self.pids.items() if not alive(pid)]:
+            self.restart(*dead)
+
     def refused(self, name: str) -> str:
         """Start a killed node that must not start: its words."""
         done = hadelay("dev", "--data-dir", self.directory, "--start", name, "-o", "json")
@@ -276,11 +281,11 @@ class Cluster:
         assert answer.status == 200, answer
         return [result["id"] for result in answer.json["results"]]
 
-    def receive(self, name: str, topic: str, redirects: int = 3, timeout: float = 75, **wishes: Any) -> Any:
+    def receive(self, name: str, topic: str, redirects: int = 3, timeout: float = 75, **queries: Any) -> Any:
         """Messages, following redirects as clients do; the Answer itself when it is not a 200."""
         url, path = self.urls[name], f"/v1/topics/{topic}/receive"
         for _ in range(redirects + 1):
-            answer = ask(url, "POST", path, wishes, timeout=timeout)
+            answer = ask(url, "POST", path, queries, timeout=timeout)
             if answer.status != 307:
                 break
             where = urllib.parse.urlsplit(answer.headers["location"])

@@ -68,7 +68,7 @@ def test_idle_connections_leave_descriptors_for_the_node(tmp_path: Path) -> None
         end(process)
 
 
-def test_a_limit_below_which_no_node_lives_is_told(tmp_path: Path) -> None:
+def test_a_limit_below_which_no_node_lives_is_refused_in_words(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     process = spawn(256, *settings(tmp_path, free_ports(2)), errors=errors, program=LIMITED)
     try:

@@ -149,7 +149,7 @@ def test_an_event_is_mended_when_it_is_read(rotten: Cluster) -> None:
     rotten.assert_identical()
 
 
-def test_what_a_crash_left_behind_is_cut(rotten: Cluster) -> None:
+def test_bytes_that_a_crash_left_behind_are_cut(rotten: Cluster) -> None:
     """Bytes beyond the checkpoint count for nothing; the journal has them, and itself may end within a record."""
     name = rotten.followers()[0]
     checkpointed(rotten, name)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hadelay import Client
-from hadelay.version import OUTCOMES_LEVEL, UNCOUNTED
 from tests.system.cluster import Cluster, body_of, environment, hadelay, until
 
 
@@ -103,9 +102,9 @@ def test_cancel_racing_receive(cluster: Cluster) -> None:
 def test_a_repeated_receive_gets_the_same_grant(cluster: Cluster) -> None:
     for _ in range(5):
         cluster.publish("n1", "again")
-    wishes = {"max": 5, "wait": "5s", "lease": "5m", "consumer": "c", "request_id": "r1"}
-    first = cluster.receive("n1", "again", **wishes)
-    second = cluster.receive("n3", "again", **wishes)
+    queries = {"max": 5, "wait": "5s", "lease": "5m", "consumer": "c", "request_id": "r1"}
+    first = cluster.receive("n1", "again", **queries)
+    second = cluster.receive("n3", "again", **queries)
     assert [m["lease"] for m in second] == [m["lease"] for m in first]
     assert len(first) >= 1
     assert cluster.settle("n2", "nack", first, delay="0s") == ["nacked"] * len(first)
@@ -222,7 +221,6 @@ asyncio.run(work()) if sys.argv[2] == "async" else plain()
 
 def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
     """A worker that is stopped in the middle of its work gives the message back, as often as that may be."""
-    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= UNCOUNTED, "all nodes know how")
     cluster.ask("n1", "PUT", "/v1/topics/deploys", {"max_attempts": 2, "backoff": ["1h"]})
     message = cluster.publish("n2", "deploys", b"a long job")
     servers = ",".join(cluster.urls.values())
@@ -236,8 +234,8 @@ def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
             worker.terminate()
             worker.wait(20)
         assert cluster.describe("n3", message)["state"] == "ready"
-    told = cluster.describe("n3", message)
-    given_back = [event for event in told["history"] if event["event"] == "nacked"]
+    reported = cluster.describe("n3", message)
+    given_back = [event for event in reported["history"] if event["event"] == "nacked"]
     assert [event["reason"] for event in given_back] == ["the consumer stopped"] * 4
     (last,) = cluster.receive("n1", "deploys", max=1, wait="10s")
     assert (last["attempt"], last["uncounted"]) == (5, 4)
@@ -246,7 +244,6 @@ def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
 
 def test_a_handler_gives_a_message_up(cluster: Cluster) -> None:
     """It is dead at its first attempt, with the reason, and can be redriven; a snooze counts no attempt."""
-    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= OUTCOMES_LEVEL, "all nodes know how")
     message = cluster.publish("n2", "hopeless", b"for nobody")
     with Client(list(cluster.urls.values())) as client:
         (given,) = client.receive("hopeless", wait="10s")
@@ -264,7 +261,6 @@ def test_a_handler_gives_a_message_up(cluster: Cluster) -> None:
 
 def test_a_result_is_read_on_every_node(cluster: Cluster) -> None:
     """Waited for at a follower, and kept over a restart of the leader that took it."""
-    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= OUTCOMES_LEVEL, "all nodes know how")
     message = cluster.publish("n2", "asked", b"how much?")
     waiting = cluster.later(cluster.ask, cluster.followers()[0], "GET", f"/v1/messages/{message}?wait=30s")
     with Client(list(cluster.urls.values())) as client:

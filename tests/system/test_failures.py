@@ -64,7 +64,7 @@ def test_failed_messages_are_tried_again_die_and_are_redriven_whoever_leads(tmp_
         cluster.assert_identical()
 
 
-def test_what_nobody_took_in_time_expires_under_the_next_leader_too(tmp_path: Path) -> None:
+def test_messages_that_nobody_took_in_time_expire_under_the_next_leader_too(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         put(cluster, "offers", ttl="1500ms")
         brief = cluster.publish(cluster.names[0], "offers")

@@ -54,7 +54,7 @@ def three(tmp_path: Path) -> Iterator[Three]:
     nodes.stop(*nodes.processes)
 
 
-def test_nodes_that_nobody_told_to_found_a_cluster_say_so_and_found_one_when_they_are(three: Three) -> None:
+def test_nodes_without_an_order_to_found_a_cluster_say_so_and_found_one_on_order(three: Three) -> None:
     three.start("n1", "n2")
     expected = (
         "the data directory is empty, and this node may not found a cluster. Very first start: stop all nodes and "

@@ -36,8 +36,8 @@ def test_limits_hold_over_a_failover(make_cluster: Make) -> None:
     refused = cluster.ask(cluster.leader(), "POST", "/v1/topics/few/messages", b"e")
     assert (refused.status, refused.json["retryable"]) == (429, True)
     assert int(refused.headers["retry-after"]) >= 1
-    held = cluster.receive(cluster.leader(), "few", max=10, lease="10m")
-    assert [m["id"] for m in held] == ids[:2]
+    leased = cluster.receive(cluster.leader(), "few", max=10, lease="10m")
+    assert [m["id"] for m in leased] == ids[:2]
 
     put(cluster, "slow", publish_rate=0.01, paused=True)
     path = "/v1/topics/slow/messages"
@@ -65,7 +65,7 @@ def test_limits_hold_over_a_failover(make_cluster: Make) -> None:
     assert cluster.receive(leader, "slow", wait="1s") == []
     assert cluster.ask(leader, "POST", "/v1/topics/slow/messages", b"x").status == 429
     waiting = cluster.later(cluster.receive, leader, "few", max=10, wait="20s", lease="10m")
-    assert cluster.settle(leader, "ack", held[:1]) == ["acked"]
+    assert cluster.settle(leader, "ack", leased[:1]) == ["acked"]
     assert [m["id"] for m in waiting.result(30)] == ids[2:3]
     assert cluster.publish(leader, "few")
 

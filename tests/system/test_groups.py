@@ -76,7 +76,7 @@ async def publish(node: Node, topic: str, count: int, delay_ms: int = 0) -> list
         else:
             future.set_result(receipts.ids)
 
-    node.publish(drafts, None, done)
+    node.publishing.publish(drafts, None, done)
     return await asyncio.wait_for(future, 15)
 
 

@@ -43,17 +43,17 @@ def test_a_shift_goes_on_when_the_leader_dies(make_cluster: Make) -> None:
     cluster = make_cluster()
     publish(cluster, "invoices", 1_000, delay="2h")
     before = due(cluster, "invoices")
-    wish = {
+    query = {
         "action": "reschedule", "filter": {"topic": "inv*", "key_prefix": "tenant-1:"}, "shift": "1d", "rate": 200,
         "request_id": "shift",
     }  # fmt: skip
-    job = insist(cluster, "POST", "/v1/jobs", wish).json
+    job = insist(cluster, "POST", "/v1/jobs", query).json
     until(
         lambda: cluster.ask(cluster.names[0], "GET", f"/v1/jobs/{job['id']}").json.get("done", 0) > 100,
         "it is half-way",
     )
     cluster.kill(cluster.leader())
-    assert insist(cluster, "POST", "/v1/jobs", wish).json["id"] == job["id"]
+    assert insist(cluster, "POST", "/v1/jobs", query).json["id"] == job["id"]
     publish(cluster, "invoices", 3, delay="2h", on_conflict="replace")  # not meant: it is newer than the job
     done = ended(cluster, job)
     assert done["state"] == "done"
@@ -95,15 +95,15 @@ def test_letters_are_redriven_by_tag(cluster: Cluster) -> None:
         publish(cluster, "letters", 3, tags=[tag], key=None)
     cluster.settle(node, "nack", cluster.drain("letters", 6))
     assert cluster.topic(node, "letters")["dead"] == 6
-    wish = {"action": "redrive", "filter": {"topic": "letters", "tags": ["b"]}}
-    assert ended(cluster, cluster.ask(node, "POST", "/v1/jobs", wish).json)["done"] == 3
+    query = {"action": "redrive", "filter": {"topic": "letters", "tags": ["b"]}}
+    assert ended(cluster, cluster.ask(node, "POST", "/v1/jobs", query).json)["done"] == 3
     assert [message["tags"] for message in cluster.drain("letters", 3)] == [["b"]] * 3
     assert cluster.topic(node, "letters")["dead"] == 3
     letters = cluster.ask(node, "GET", "/v1/topics/letters/dead").json["messages"]
     ids = [letter["id"] for letter in letters]
     for of in ({"ids": ids[:1]}, {"error": "nacked"}):
-        wish = {"action": "delete_dead", "filter": {"topic": "letters", **of}}
-        job = ended(cluster, cluster.ask(node, "POST", "/v1/jobs", wish).json)
+        query = {"action": "delete_dead", "filter": {"topic": "letters", **of}}
+        job = ended(cluster, cluster.ask(node, "POST", "/v1/jobs", query).json)
         assert job["done"] == (1 if "ids" in of else 2)
     assert cluster.topic(node, "letters")["dead"] == 0
     assert [cluster.ask(node, "GET", f"/v1/messages/{one}").status for one in ids] == [404] * 3
@@ -115,8 +115,8 @@ def test_jobs_by_group_and_schedule_go_on_when_the_leader_dies(make_cluster: Mak
     assert insist(cluster, "PUT", "/v1/topics/lots", {"group_concurrency": 1}).status == 200
     for group in ("a", "b"):
         publish(cluster, "lots", 300, delay="2h", group=group, key=None, tags=[group])
-    wish = {"topic": "lots", "every": "1h", "body": "x", "tags": ["made"]}
-    assert insist(cluster, "PUT", "/v1/schedules/hourly", wish).status == 200
+    query = {"topic": "lots", "every": "1h", "body": "x", "tags": ["made"]}
+    assert insist(cluster, "PUT", "/v1/schedules/hourly", query).status == 200
     past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-11T00:00:00Z"}
     assert len(insist(cluster, "POST", "/v1/schedules/hourly:backfill", past).json["results"]) == 240
     node = cluster.names[0]

@@ -44,7 +44,7 @@ def test_replaced_messages_are_never_handed_out(cluster: Cluster) -> None:
     assert cluster.receive(leader, topic, wait="0s", max=10) == []
 
 
-def test_by_key_from_every_node(cluster: Cluster) -> None:
+def test_look_ups_by_key_from_every_node(cluster: Cluster) -> None:
     """A change at one node is seen at once at the others, under both names."""
     for turn in range(12):
         writer, reader, other = (cluster.names[(turn + k) % 3] for k in range(3))
@@ -100,7 +100,7 @@ def test_a_key_fires_once_over_a_failover(make_cluster: Any, sync: str) -> None:
     assert cluster.receive(cluster.leader(), "once", wait="1s") == []
 
 
-def test_once_per_period_from_every_node(cluster: Cluster) -> None:
+def test_unique_publishes_from_every_node(cluster: Cluster) -> None:
     """Cron on three hosts: of twelve publishes at once one is stored, and those after its ack are dropped."""
     ask = "key=night&unique_for=1d"
     with ThreadPoolExecutor(12) as pool:

@@ -56,8 +56,8 @@ def consume_all(cluster: Cluster, topic: str, stop: Event, sync: str = "commit")
     turn = 0
     while not stop.is_set():
         turn += 1
-        wishes = {"max": 50, "wait": "300ms", "lease": "10m", "consumer": "c", "request_id": f"{topic}-{turn}"}
-        answer = insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", wishes)
+        queries = {"max": 50, "wait": "300ms", "lease": "10m", "consumer": "c", "request_id": f"{topic}-{turn}"}
+        answer = insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", queries)
         assert answer.status == 200, answer
         found += answer.json["messages"]
     return found
@@ -115,12 +115,12 @@ def _consume_as(cluster: Cluster, topic: str, consumer: str, stop: Event) -> lis
     turn = 0
     while not stop.is_set():
         turn += 1
-        wishes = {"max": 20, "wait": "300ms", "lease": "10m", "consumer": consumer, "request_id": str(turn)}
-        found += insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", wishes).json["messages"]
+        queries = {"max": 20, "wait": "300ms", "lease": "10m", "consumer": consumer, "request_id": str(turn)}
+        found += insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", queries).json["messages"]
     return found
 
 
-def test_in_interval_mode_what_may_come_twice_says_so(make_cluster: Make) -> None:
+def test_messages_that_may_come_twice_in_interval_mode_say_so(make_cluster: Make) -> None:
     """A crash repeats at most what the last interval handed out, and only with the mark."""
     cluster = make_cluster(sync="interval")
     count = 2_000
@@ -147,12 +147,12 @@ def test_a_lost_answer_to_a_receive_is_not_a_lost_message(make_cluster: Make, sy
     for n in range(10):
         cluster.publish(cluster.names[n % 3], "grant")
     leader = cluster.leader()
-    wishes = {"max": 10, "wait": "5s", "lease": "10m", "consumer": "c", "request_id": "lost"}
-    first = cluster.receive(leader, "grant", **wishes)
+    queries = {"max": 10, "wait": "5s", "lease": "10m", "consumer": "c", "request_id": "lost"}
+    first = cluster.receive(leader, "grant", **queries)
     if sync == "interval":
         until(lambda: cluster.topic(leader, "grant")["leased"] == len(first), "the grant is replicated")
     cluster.kill(leader)
-    second = cluster.receive(cluster.leader(), "grant", **wishes)
+    second = cluster.receive(cluster.leader(), "grant", **queries)
     assert [m["lease"] for m in second] == [m["lease"] for m in first]
     # An ack of either is one of the same lease.
     assert set(cluster.settle(cluster.leader(), "ack", first)) == {"acked"}
@@ -193,8 +193,8 @@ def _timed(cluster: Cluster, topic: str, consumer: str, stop: Event) -> list[tup
     turn = 0
     while not stop.is_set():
         turn += 1
-        wishes = {"max": 50, "wait": "300ms", "lease": "10m", "consumer": consumer, "request_id": str(turn)}
-        messages = insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", wishes).json["messages"]
+        queries = {"max": 50, "wait": "300ms", "lease": "10m", "consumer": consumer, "request_id": str(turn)}
+        messages = insist(cluster, "POST", f"/v1/topics/{topic}/receive?redirect=false", queries).json["messages"]
         found += [(time.monotonic(), message) for message in messages]
     return found
 

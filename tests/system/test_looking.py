@@ -25,10 +25,10 @@ def test_lists_counts_and_lateness_through_every_node(cluster: Cluster) -> None:
     later = [cluster.publish("n1", "look", query=f"?deliver_at={base + n * 977}") for n in range(20)]
     ready = cluster.publish_many("n2", "look", [f"m{n}" for n in range(10)])
     until(lambda: cluster.topic("n3", "look")["ready"] == 10, "all are ready")
-    held = cluster.receive("n1", "look", max=4, wait="5s")
-    cluster.settle("n3", "ack", held[:2])
+    taken = cluster.receive("n1", "look", max=4, wait="5s")
+    cluster.settle("n3", "ack", taken[:2])
     cluster.ask("n2", "DELETE", f"/v1/messages/{later[3]}")
-    acked, leased = [m["id"] for m in held[:2]], [m["id"] for m in held[2:]]
+    acked, leased = [m["id"] for m in taken[:2]], [m["id"] for m in taken[2:]]
     for node in cluster.names:
         assert [m["id"] for m in listed(cluster, node, "&state=scheduled")] == later[:3] + later[4:]
         assert {m["id"] for m in listed(cluster, node, "&state=ready")} == set(ready) - set(acked) - set(leased)

@@ -116,8 +116,8 @@ def test_one_grows_to_three_and_a_dead_one_is_replaced_under_traffic(town: Town)
     assert "there is no node 'n9'" in town.cli("cluster", "members", "remove", "n9", code=3)
     handed: Counter[str] = Counter()
     while len(handed) < len(ids):
-        wish = {"max": 100, "wait": "1s", "lease": "10m", "request_id": f"r{next(town.turn)}"}
-        handed.update(m["id"] for m in town.insist("/v1/topics/orders/receive?redirect=false", wish)["messages"])
+        query = {"max": 100, "wait": "1s", "lease": "10m", "request_id": f"r{next(town.turn)}"}
+        handed.update(m["id"] for m in town.insist("/v1/topics/orders/receive?redirect=false", query)["messages"])
     assert (sorted(handed), set(handed.values())) == (sorted(ids), {1})
     trail = json.loads(town.cli("cluster", "audit", "-o", "json"))
     assert [entry["action"] for entry in trail if entry["action"].startswith("members.")] == [

@@ -25,7 +25,8 @@ REFUSALS = {
     "publish": {"pending", "leased"},
     "publish_batch": {"pending", "leased"},
     **dict.fromkeys(("cancel_message", "cancel_message_by_key"), _TOO_LATE),
-    **dict.fromkeys(("reschedule_message", "reschedule_message_by_key", "deliver_now"), _TOO_LATE | {"cancelled"}),
+    **dict.fromkeys(("reschedule_message", "reschedule_message_by_key"), _TOO_LATE | {"cancelled", "moved"}),
+    "deliver_now": _TOO_LATE | {"cancelled"},
     "put_topic": {"pending"},
     "put_subscription": {"running"},
     "delete_topic": {"pending", "scheduled"},
@@ -99,9 +100,9 @@ class Seen:
                     self.found.add((name, field, one))
                 self._keep(name, one)
 
-    def receive(self, topic: str, **wish: Any) -> list[str]:
+    def receive(self, topic: str, **options: Any) -> list[str]:
         """Leases."""
-        answer = self.ask("POST", f"/v1/topics/{topic}/receive?redirect=false", {"wait": "10s", **wish})
+        answer = self.ask("POST", f"/v1/topics/{topic}/receive?redirect=false", {"wait": "10s", **options})
         return [message["lease"] for message in answer.json["messages"]]
 
     def message(self, state: str) -> tuple[str, str, str]:
@@ -132,7 +133,6 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with Cluster(tmp_path_factory.mktemp("outcomes"), nodes=1, settings=["dispatch.job_step=1"]) as cluster:
-        until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] > 1, "everything is switched on")
         yield Seen(cluster)
 
 
@@ -144,6 +144,10 @@ def ask_of(state: str, seen: Seen) -> None:
         assert seen.ask("GET", f"/v1/topics/{topic}/keys/{key}{what}").json["state"] == state
     listed = seen.ask("GET", f"/v1/topics/{topic}/messages?state={state}").json["messages"]
     assert [message["id"] for message in listed] == [found]
+    for path in (f"/v1/messages/{found}", f"/v1/topics/{topic}/keys/{key}"):
+        answer = seen.ask("PATCH", path, {"shift": "1h", "expected_deliver_at": "2020-01-01T00:00:00Z"})
+        waits = state in ("scheduled", "ready", "blocked")
+        assert (answer.status, answer.json["outcome"]) == (409, "moved" if waits else state)
     for method, body in (("PATCH", {"delay": "1h"}), ("DELETE", None)):
         for by_key in (False, True):
             found, topic, key = seen.message(state)
@@ -231,6 +235,16 @@ def topics_in_a_state_that_forbids_a_change(seen: Seen) -> None:
     seen.ask("DELETE", "/v1/topics/planned")
 
 
+def moved_by_a_job(seen: Seen) -> None:
+    found, topic, _ = seen.message("scheduled")
+    seen.ask("PUT", "/v1/topics/moved", {})
+    begun = seen.cluster.ask(
+        "n1", "POST", "/v1/jobs", {"action": "transfer", "filter": {"topic": topic}, "into": "moved"}
+    )
+    assert begun.status == 202, begun.json
+    until(lambda: seen.ask("GET", f"/v1/messages/{found}").json["topic"] == "moved", "it was moved")
+
+
 def topics_and_what_is_not_there(seen: Seen) -> None:
     seen.ask("POST", "/v1/receive?redirect=false", {"topics": ["settled"]})
     assert seen.ask("PUT", "/v1/topics/never-was~billing", {}).status == 404
@@ -254,17 +268,18 @@ def topics_and_what_is_not_there(seen: Seen) -> None:
     assert seen.ask("POST", "/v1/messages/0000000000000:deliver-now").status == 404
 
 
-def test_every_outcome_is_told(seen: Seen) -> None:
+def test_every_outcome_is_reported(seen: Seen) -> None:
     for state in State:
         ask_of(str(state), seen)
     publish_under_taken_keys(seen)
     settle_twice(seen)
     change_some_copies(seen)
     topics_in_a_state_that_forbids_a_change(seen)
+    moved_by_a_job(seen)
     topics_and_what_is_not_there(seen)
     wanted = declared()
     assert len(wanted) > 100
     assert sorted(wanted - seen.found) == []
     # And nothing else.
-    told = {one for one in seen.found if one[1] == "outcome"}
-    assert sorted(told - wanted) == []
+    reported = {one for one in seen.found if one[1] == "outcome"}
+    assert sorted(reported - wanted) == []

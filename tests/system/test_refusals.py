@@ -14,7 +14,7 @@ import pytest
 
 from chaos.freeports import free_ports
 from hadelay.codec.checksums import crc32c
-from tests.system.cluster import Cluster, end, hadelay, ready_line, spawn, until
+from tests.system.cluster import Cluster, ask, end, hadelay, ready_line, spawn, until
 
 
 def digest(directory: Path) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ def cluster_id(ended: Cluster) -> str:
     return line.split('"')[1]
 
 
-def test_of_another_cluster(left: Path, ended: Cluster) -> None:
+def test_data_of_another_cluster_is_refused(left: Path, ended: Cluster) -> None:
     before = digest(left)
     said = refused(*serve(left, cluster_id="strangers"))
     assert cluster_id(ended) in said
@@ -76,7 +76,7 @@ def test_of_another_cluster(left: Path, ended: Cluster) -> None:
     assert digest(left) == before
 
 
-def test_of_another_node(left: Path, ended: Cluster) -> None:
+def test_data_of_another_node_is_refused(left: Path, ended: Cluster) -> None:
     before = digest(left)
     said = refused(*serve(left, cluster_id=cluster_id(ended), name="n9"))
     assert "n9" in said
@@ -84,7 +84,7 @@ def test_of_another_node(left: Path, ended: Cluster) -> None:
     assert digest(left) == before
 
 
-def test_of_a_newer_format(left: Path, ended: Cluster) -> None:
+def test_data_of_a_newer_format_is_refused(left: Path, ended: Cluster) -> None:
     path = left / "g0" / "identity"
     data = path.read_bytes()
     found = msgpack.unpackb(data[12:])
@@ -157,10 +157,39 @@ def test_a_port_in_use(left: Path, ended: Cluster, key: str) -> None:
 def test_an_address_that_is_not_there_yet(left: Path, ended: Cluster, key: str) -> None:
     """As after a restart of the machine, whose network comes up later."""
     address = "203.0.113.7:8400"
-    settings = (f"{key}={address}", f"raft.peers=n1={address},n2=127.0.0.1:1", "security.insecure=true")
+    peers, advertise = f"raft.peers=n1={address},n2=203.0.113.8:8400", "http.advertise=http://203.0.113.7:8401"
+    settings = (f"{key}={address}", peers, advertise, "security.insecure=true")
     said = refused(*serve(left, *settings, cluster_id=cluster_id(ended)), code=1)
     assert key in said
     assert address in said
+
+
+@pytest.mark.parametrize(
+    ("peer", "advertise", "added", "said"),
+    [
+        ("10.77.0.1:1", "", "10.77.0.2:1", "sent to n1 at http://127.0.0.1:"),
+        ("10.77.0.1:1", "http://localhost:1", "n2.internal:1", "sent to n1 at http://localhost:1, and other machines"),
+        ("10.77.0.1:1", "http://10.77.0.1:1", "127.0.0.1:1", "127.0.0.1: other machines, such as that of n1,"),
+        ("127.0.0.1:2", "http://10.77.0.1:1", "10.77.0.2:1", "n2 could not reach n1 at 127.0.0.1:2"),
+        ("127.0.0.1:2", "", "[::]:1", "other nodes cannot reach '[::]:1'"),
+    ],
+)
+def test_a_member_that_would_not_be_found_or_not_find_others_is_not_added(
+    tmp_path: Path, peer: str, advertise: str, added: str, said: str
+) -> None:
+    """What a node refuses at its start, when another one joins it."""
+    directory, errors = tmp_path / "n1", tmp_path / "err"
+    settings = (f"raft.peers=n1={peer}", f"http.advertise={advertise}", "cluster.init=true")
+    words = serve(directory, *settings)
+    (listen,) = (word.partition("=")[2] for word in words if word.startswith("http.listen="))
+    node = spawn(*words, errors=errors)
+    try:
+        ready_line(node, errors)
+        answer = ask(f"http://{listen}", "POST", "/v1/cluster/members", {"name": "n2", "raft": added})
+    finally:
+        end(node)
+    assert answer.status in (400, 409), answer
+    assert said in answer.json["detail"]
 
 
 def test_a_typo_in_the_configuration(tmp_path: Path) -> None:

@@ -9,12 +9,8 @@ from typing import Any
 from tests.system.cluster import Cluster, hadelay, until
 
 
-def put(cluster: Cluster, node: str, name: str, **wish: Any) -> Any:
-    return cluster.ask(node, "PUT", f"/v1/schedules/{name}", {"topic": name, **wish})
-
-
-def ready(cluster: Cluster) -> None:
-    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= 4, "all nodes know schedules")
+def put(cluster: Cluster, node: str, name: str, **query: Any) -> Any:
+    return cluster.ask(node, "PUT", f"/v1/schedules/{name}", {"topic": name, **query})
 
 
 def take(cluster: Cluster, topic: str, count: int) -> list[dict[str, Any]]:
@@ -28,7 +24,6 @@ def take(cluster: Cluster, topic: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_every_second_on_time_from_every_node(cluster: Cluster) -> None:
-    ready(cluster)
     answer = put(cluster, cluster.names[0], "tick", every="1s", body={"job": 1}, tags=["a"])
     assert (answer.status, answer.json["state"], answer.json["version"]) == (200, "active", 1), answer.body
     messages = take(cluster, "tick", 4)
@@ -51,7 +46,6 @@ def test_every_second_on_time_from_every_node(cluster: Cluster) -> None:
 
 
 def test_a_failover_repeats_and_skips_nothing(cluster: Cluster) -> None:
-    ready(cluster)
     assert put(cluster, cluster.names[0], "steady", every="1s").status == 200
     first = take(cluster, "steady", 2)
     old = cluster.leader()
@@ -68,7 +62,6 @@ def test_a_failover_repeats_and_skips_nothing(cluster: Cluster) -> None:
 
 
 def test_trigger_and_backfill_by_command_line(cluster: Cluster) -> None:
-    ready(cluster)
     servers = ",".join(cluster.urls.values())
 
     def said(*words: str) -> Any:
@@ -93,3 +86,31 @@ def test_trigger_and_backfill_by_command_line(cluster: Cluster) -> None:
     assert said("delete", "yearly", "--yes").returncode == 0
     again = said("delete", "yearly", "--yes")
     assert (again.returncode == 0, "there is no schedule 'yearly'" in again.stderr) == (False, True)
+
+
+def test_a_backfill_that_a_quota_stops_says_where_to_go_on(cluster: Cluster) -> None:
+    node = cluster.names[1]
+    assert put(cluster, node, "bounded", every="1h", start="2020-01-01T00:00:00Z").status == 200
+    assert cluster.ask(node, "PUT", "/v1/topics/bounded", {"max_messages": 4}).status == 200
+
+    def backfill(start: str, key: str) -> Any:
+        query = {"from": start, "to": "2020-01-01T10:00:00Z"}
+        return cluster.ask(node, "POST", "/v1/schedules/bounded:backfill", query, headers={"Idempotency-Key": key})
+
+    stopped = backfill("2020-01-01T00:00:00Z", "k1")
+    assert stopped.status == 429, stopped
+    said = stopped.json
+    assert (said["retryable"], said["outcome_known"], said["made"]) == (False, True, 4)
+    assert said["go_on"] == "2020-01-01T04:00:00.000Z"
+    assert "4 of 10 occurrences are made" in said["detail"]
+    assert "max_messages" in said["detail"]
+    assert backfill("2020-01-01T00:00:00Z", "k1").json == said, "a repetition makes nothing"
+    full = backfill(said["go_on"], "k2")
+    assert (full.status, full.json["retryable"]) == (429, True), "nothing is made"
+    first = take(cluster, "bounded", 4)
+    second = backfill(said["go_on"], "k2").json
+    assert (second["made"], second["go_on"]) == (4, "2020-01-01T08:00:00.000Z")
+    more = take(cluster, "bounded", 4)
+    assert len(backfill(second["go_on"], "k3").json["results"]) == 2
+    found = [message["occurrence"][11:13] for message in first + more + take(cluster, "bounded", 2)]
+    assert found == [f"{hour:02}" for hour in range(10)]

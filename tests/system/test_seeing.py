@@ -29,8 +29,9 @@ def test_a_scrape_shows_every_family_with_its_labels(cluster: Cluster) -> None:
     cluster.publish_many("n1", "seen", ["a", "b"])
     until(lambda: cluster.receive(cluster.leader(), "seen", max=1, wait="1s"), "one is handed out")
     shown = families(cluster, cluster.leader())
-    # Nobody called a webhook, or was refused, no group blocks a message, there are no certificates and no backup.
+    # Nobody called a webhook, or was refused, no group blocks a message, there are no certificates, shards or backup.
     unseen = {
+        "hadelay_forwarded_requests_total",
         "hadelay_webhook_calls_total",
         "hadelay_http_denied_total",
         "hadelay_certificate_expiry_timestamp_seconds",
@@ -67,8 +68,8 @@ def test_log_lines_are_of_changes_and_not_of_messages(cluster: Cluster) -> None:
     follower = next(name for name in cluster.names if name != leader)
     assert any(line["event"] == "follows" and line["leader"] == leader for line in lines(cluster, follower))
     cluster.publish_many(leader, "quiet", [f"m{n}" for n in range(200)])
-    held = cluster.drain("quiet", 200)
-    cluster.settle(leader, "ack", held)
+    taken = cluster.drain("quiet", 200)
+    cluster.settle(leader, "ack", taken)
     # A busy machine may change its leader meanwhile; that is a few lines.
     new = lines(cluster, leader)[len(found) :]
     assert len(new) < 20, new
@@ -87,7 +88,7 @@ def test_readiness_says_how_it_stands(cluster: Cluster) -> None:
         assert all(check["ok"] for check in checks.values())
 
 
-def test_the_story_of_a_message(cluster: Cluster) -> None:
+def test_the_trace_of_a_message(cluster: Cluster) -> None:
     cluster.ask("n1", "PUT", "/v1/topics/told", {"backoff": ["100ms"], "max_attempts": 5})
     message = cluster.publish("n2", "told", b"pay 4711", "?delay=200ms&key=order-4711")
     first = cluster.receive("n1", "told", max=1, wait="10s", consumer="clumsy")
@@ -96,27 +97,30 @@ def test_the_story_of_a_message(cluster: Cluster) -> None:
     cluster.settle("n2", "ack", again)
 
     def same() -> Any:
-        done = on(cluster, "story", message, "-o", "json")
+        done = on(cluster, "trace", message, "-o", "json")
         return done if done.returncode == 0 else None
 
-    told = json.loads(until(same, "all nodes have heard of it").stdout)
-    assert [entry["event"] for entry in told["timeline"]] == [
+    reported = json.loads(until(same, "all nodes have heard of it").stdout)
+    assert [entry["event"] for entry in reported["timeline"]] == [
         "published", "due", "leased", "nacked", "moved", "due", "leased", "acked",
     ]  # fmt: skip
-    assert [entry.get("consumer") for entry in told["timeline"] if entry["event"] == "leased"] == ["clumsy", "careful"]
-    assert told["timeline"][3]["reason"] == "no connection"
-    assert told["message"]["state"] == "acked"
-    assert told["message"]["key"] == "order-4711"
-    assert told["topic"] == {"backoff": ["100ms"], "max_attempts": 5}
-    assert [(node["node"], node["state"]) for node in told["nodes"]] == [(name, "acked") for name in cluster.names]
-    assert len(told["places"]) == 2
+    assert [entry.get("consumer") for entry in reported["timeline"] if entry["event"] == "leased"] == [
+        "clumsy",
+        "careful",
+    ]
+    assert reported["timeline"][3]["reason"] == "no connection"
+    assert reported["message"]["state"] == "acked"
+    assert reported["message"]["key"] == "order-4711"
+    assert reported["topic"] == {"backoff": ["100ms"], "max_attempts": 5}
+    assert [(node["node"], node["state"]) for node in reported["nodes"]] == [(name, "acked") for name in cluster.names]
+    assert len(reported["places"]) == 2
     text = on(cluster, "trace", message).stdout
     for words in ("leased, attempt 1, by clumsy", "because: no connection", "acked", "filed first", "max_attempts"):
         assert words in text, text
 
 
-def test_the_story_of_nothing(cluster: Cluster) -> None:
-    assert on(cluster, "story", "07D7EG00000G0").returncode == 3
+def test_trace_of_an_unknown_message(cluster: Cluster) -> None:
+    assert on(cluster, "trace", "07D7EG00000G0").returncode == 3
 
 
 def test_top_once(cluster: Cluster) -> None:
@@ -147,10 +151,18 @@ def test_a_trace_goes_from_publish_to_delivery(cluster: Cluster) -> None:
     items = [{"topic": "traced", "body": "a", "traceparent": other}, {"topic": "traced", "body": "b"}]
     answer = cluster.ask("n1", "POST", "/v1/messages:batch", items, headers={"traceparent": TRACE})
     batch = [result["id"] for result in answer.json["results"]]
-    held = {m["id"]: m for m in cluster.drain("traced", 5)}
+    taken = {m["id"]: m for m in cluster.drain("traced", 5)}
     expected = {single: TRACE, untraced: None, again: TRACE, batch[0]: other, batch[1]: TRACE}
-    assert {id: held[id].get("traceparent") for id in expected} == expected
+    assert {id: taken[id].get("traceparent") for id in expected} == expected
     assert cluster.describe("n3", single)["traceparent"] == TRACE
+
+
+def test_the_files_of_all_nodes_are_checked_at_once(cluster: Cluster) -> None:
+    cluster.publish("n1", "checked")
+    done = on(cluster, "check", "files", "--now", "-o", "json")
+    rows = json.loads(done.stdout)
+    assert (done.returncode, [row["node"] for row in rows]) == (0, cluster.names)
+    assert all(row["sound"] and row["rounds"] >= 1 and row["checked_at"] for row in rows)
 
 
 # ---- at last: nodes end here
@@ -162,7 +174,7 @@ def may_stop(cluster: Cluster, *names: str) -> tuple[int, dict[str, bool]]:
     return done.returncode, {row["node"]: row["may_stop"] for row in rows}
 
 
-def test_whether_a_node_may_stop(cluster: Cluster) -> None:
+def test_the_answer_whether_a_node_may_stop(cluster: Cluster) -> None:
     cluster.leader()
     until(lambda: may_stop(cluster) == (0, dict.fromkeys(cluster.names, True)), "any one may stop")
     gone = cluster.followers()[0]

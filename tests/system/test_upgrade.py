@@ -12,11 +12,10 @@ from msgspec.structs import replace as changed
 
 from hadelay import version
 from hadelay.codec import commands, schedules
-from hadelay.codec.commandtypes import Command
-from hadelay.codec.entries import decode_entry, encode_entry
+from hadelay.codec.entries import encode_entry
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
-from hadelay.version import FEATURE_LEVEL, SCHEDULER_LEVEL
+from hadelay.version import FEATURE_LEVEL
 from tests.ledger import test_bulk
 from tests.ledger.test_golden import history
 from tests.ledger.test_schedules import Owner, every
@@ -101,91 +100,87 @@ def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make)
     cluster.assert_identical()
 
 
-#: Feature levels of what came with the scheduler and after it.
-_LEVELS = [name for name, level in vars(version).items() if name != "FEATURE_LEVEL" and level in (4, FEATURE_LEVEL)]
-_HOOK = {"url": "http://127.0.0.1:9/", "method": "PUT", "allow_per_message": True}
+#: Commands, settings of topics and options of a publish that come with level NEW.
+_NEWER = """
+from hadelay.server import publishing
+from hadelay.settings.topic import SETTINGS
+newer = [kind for kind in Command if kind.name.startswith(("SCHEDULE_", "SUBSCRIPTION_", "JOB_", "TOPIC_EXPIRY"))]
+LEVEL_OF.update(dict.fromkeys(newer, {new}))
+for name in ("group_concurrency", "group_rate", "own_queue", "expires_after_ms", "on_success", "on_failure"):
+    SETTINGS[name] = SETTINGS[name]._replace(level={new})
+publishing.LEVEL_OF_OPTION.update(group={new}, unique_ms={new})
+"""
 
 
-def requests(leases: list[str]) -> list[tuple[str, str, Any]]:
-    """Every kind of request that a program before the scheduler does not know; three of them settle leases."""
-    return [
-        ("PUT", "/v1/topics/lines", {"group_concurrency": 1}),
-        ("PUT", "/v1/topics/lines", {"group_concurrency": 1, "group_rate": 5}),
-        ("PUT", "/v1/topics/own", {"own_queue": True}),
-        ("PUT", "/v1/topics/own", {"expires_after": "1d"}),
-        ("PUT", "/v1/topics/own", {"on_success": "told"}),
-        ("PUT", "/v1/topics/own", {"on_failure": "told"}),
-        ("PUT", "/v1/topics/hooked", {"webhook": _HOOK}),
-        ("PUT", "/v1/topics/t/subscriptions/now", {"tags": ["eu"]}),
-        ("PUT", "/v1/topics/t/subscriptions/pending", {"from": "pending"}),
-        ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "group": "g"}]),
-        ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "key": "k", "unique_for": "1m"}]),
-        ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "forward": {"X-Shop": "7"}}]),
-        ("POST", "/v1/messages:batch", [{"topic": "hooked", "body": "x", "delay": "1h", "on_success": "told"}]),
-        ("POST", "/v1/leases:extend", {"leases": leases[:1], "lease": "10m", "progress": "half"}),
-        ("POST", "/v1/leases:ack", {"leases": leases[1:2], "result": {"paid": 7}}),
-        ("POST", "/v1/leases:nack", {"leases": leases[2:], "dead": True}),
-        ("POST", "/v1/jobs", {"action": "cancel", "filter": {"topic": "own"}}),
-        ("POST", "/v1/jobs", {"action": "delete_dead", "filter": {"topic": "own"}}),
-        ("PUT", "/v1/schedules/s", {"topic": "own", "every": "1s"}),
-    ]
+#: A request for each of these.
+_REQUESTS: list[tuple[str, str, Any]] = [
+    ("PUT", "/v1/topics/lines", {"group_concurrency": 1}),
+    ("PUT", "/v1/topics/lines", {"group_concurrency": 1, "group_rate": 5}),
+    ("PUT", "/v1/topics/own", {"own_queue": True}),
+    ("PUT", "/v1/topics/own", {"expires_after": "1d"}),
+    ("PUT", "/v1/topics/own", {"on_success": "told"}),
+    ("PUT", "/v1/topics/own", {"on_failure": "told"}),
+    ("PUT", "/v1/topics/t/subscriptions/now", {"tags": ["eu"]}),
+    ("PUT", "/v1/topics/t/subscriptions/pending", {"from": "pending"}),
+    ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "group": "g"}]),
+    ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "key": "k", "unique_for": "1m"}]),
+    ("POST", "/v1/jobs", {"action": "cancel", "filter": {"topic": "own"}}),
+    ("POST", "/v1/jobs", {"action": "delete_dead", "filter": {"topic": "own"}}),
+    ("PUT", "/v1/schedules/s", {"topic": "own", "every": "1s"}),
+]
 
 
-def with_scheduler(level: int) -> str:
+def with_newer(level: int) -> str:
     """A program for which all of that comes with level NEW, and which knows it from that level on."""
-    unknown = f"[commands._DECODERS.pop(kind) for kind, level in LEVEL_OF.items() if level == {NEW}]"
-    levels = "\n".join([str(level), *(f"version.{name} = {NEW}" for name in _LEVELS)])
-    return _PROGRAM.format(level=levels, change=unknown if level == OLD else "")
+    unknown = "[commands._DECODERS.pop(kind) for kind in newer]" if level == OLD else ""
+    return _PROGRAM.format(level=level, change=_NEWER.format(new=NEW) + unknown)
 
 
-def test_what_is_newer_waits_for_the_last_node(make_cluster: Make) -> None:
+def test_a_newer_setting_waits_for_the_last_node(make_cluster: Make) -> None:
     """Refused in words by every program while one node is of before, and used as soon as none is."""
     cluster = make_cluster()
     cluster.kill(*cluster.names)
-    cluster.restart(*cluster.names, program=with_scheduler(OLD))
+    cluster.restart(*cluster.names, program=with_newer(OLD))
     kept = cluster.publish_many("n1", "t", ["x"] * 5, delay="1h")
-    cluster.publish_many("n1", "held", ["x"] * 3)
     assert cluster.ask("n1", "PUT", "/v1/topics/own", {}).status < 300
-    newer = requests([message["lease"] for message in cluster.drain("held", 3)])
     for name in cluster.names[:2]:
         cluster.kill(name, number=signal.SIGTERM)
-        cluster.restart(name, program=with_scheduler(NEW))
+        cluster.restart(name, program=with_newer(NEW))
         until(lambda name=name: levels(cluster, name)[1][name] == NEW, "its level is known")  # type: ignore[misc]
     for name in cluster.names:
-        for method, path, body in newer:
+        for method, path, body in _REQUESTS:
             answer = cluster.ask(name, method, path, body)
             refusal = answer.json["results"][0]["error"] if "results" in answer.json else answer.json
             assert (refusal["status"], refusal["outcome_known"]) == (409, True), (name, path, body, answer)
             assert "feature_level" in refusal["detail"], (name, path, body, answer)
         assert cluster.ask(name, "GET", "/v1/schedules").json["schedules"] == []
         assert cluster.ask(name, "GET", "/v1/topics/t/subscriptions").json["topics"] == []
-        assert (cluster.topic(name, "t")["scheduled"], cluster.topic(name, "held")["leased"]) == (len(kept), 3)
+        assert cluster.topic(name, "t")["scheduled"] == len(kept)
     last = cluster.names[2]
     cluster.kill(last, number=signal.SIGTERM)
-    cluster.restart(last, program=with_scheduler(NEW))
+    cluster.restart(last, program=with_newer(NEW))
     until(lambda: levels(cluster, cluster.leader())[0] == NEW, "all know it, so all use it")
     for name in cluster.names:
-        for method, path, body in newer:
+        for method, path, body in _REQUESTS:
             answer = cluster.ask(name, method, path, body)
             assert answer.status < 300, (name, path, body, answer)
             assert all("error" not in result for result in answer.json.get("results", ())), (name, path, answer)
     assert cluster.drain("t", 2)
-    assert cluster.topic("n1", "held")["dead"] == 1
     until(lambda: cluster.topic("n1", "t~pending")["scheduled"] == len(kept), "the subscription is filled")
     assert cluster.ask("n1", "DELETE", "/v1/schedules/s").status < 300  # files that grow cannot be compared
     cluster.assert_identical()
 
 
 def with_schedules() -> World:
-    """Messages of schedules and of groups, and what a bulk job changes: commands up to SCHEDULER_LEVEL."""
-    world = Owner(level=SCHEDULER_LEVEL)
+    """Messages of schedules and of groups, and what a bulk job changes."""
+    world = Owner()
     world.one(commands.encode_topic_put("lines", {"group_concurrency": 1, "max_attempts": 2}))
     world.put(every(jitter_ms=500))
     world.lead()
     world.put(every(jitter_ms=500), body=b"changed")
     world.now = 4_500
     world.one(schedules.encode_state("s", True))
-    world.one(schedules.encode_run("s", schedules.ANY_VERSION, schedules.times([(0, 0)]), b"once"))
+    world.one(schedules.encode_run("s", schedules.ANY_VERSION, [(0, 0)], b"once"))
     first, second, *_ = world.ids(*[changed(draft("lines"), group=7)] * 3)
     world.ack(world.lease(first))
     world.nack(world.lease(second), reason="no stock")
@@ -198,36 +193,22 @@ def with_schedules() -> World:
     return world
 
 
-def opened_at(level: int, entries: list[bytes], until_level: int, without: frozenset[Command]) -> list[Any]:
-    """All bytes of a node that opened at this level and applied these entries without some commands; in the end the
-    cluster is at `until_level`."""
+def opened_at(level: int, entries: list[bytes]) -> list[Any]:
+    """All bytes of a node that opened at this level and applied these entries; in the end the cluster is at NEW."""
     world = World(level=level)
-    for number, entry in enumerate([*entries, encode_entry(0, [commands.encode_feature(until_level)])], 1):
-        _, now_ms, found = decode_entry(entry)
-        if not without.isdisjoint(kind for kind, _ in found):
-            entry = encode_entry(now_ms, [commands.encode_noop()])
+    for number, entry in enumerate([*entries, encode_entry(0, [commands.encode_feature(NEW)])], 1):
         apply_entry(world.ledger, number, 1, entry)
     files = {
         hour: (bytes(file.log), file.idx.all.tobytes(), file.dsp.all.tobytes())
         for hour, file in world.store.files.items()
     }
-    return [*checkpoint.dump(world.ledger, everything=True), files, world.tables.rows, vars(world.names)]
+    return [*checkpoint.dump(world.ledger), files, world.tables.rows, vars(world.names)]
 
 
-@pytest.mark.parametrize(
-    ("level", "make", "without"),
-    [
-        # From level 2 on, a rescheduled message that was due is marked.
-        (1, history, {Command.MEMBERS, Command.RESCHEDULE}),
-        (3, history, set()),
-        # From level 5 on, a deleted topic notes its generation.
-        (4, history, {Command.TOPIC_DELETE}),
-        (4, with_schedules, set()),
-    ],
-)  # fmt: skip
-def test_without_what_is_newer_bytes_are_those_of_either_level(level: int, make: Any, without: set[Command]) -> None:
+@pytest.mark.parametrize("make", [history, with_schedules])
+def test_bytes_without_newer_settings_are_those_of_either_level(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that use no feature of the next level leave the same state, files and tables, whether the cluster was at
-    the next level from the beginning or switched afterwards. (From level 3 on, a topic notes the level of its
-    defaults.)"""
-    entries, left_out = make().entries, frozenset(without)
-    assert opened_at(level, entries, level + 1, left_out) == opened_at(level + 1, entries, level + 1, left_out)
+    the next level from the beginning or switched afterwards."""
+    monkeypatch.setattr(version, "FEATURE_LEVEL", NEW)
+    entries = make().entries
+    assert opened_at(OLD, entries) == opened_at(NEW, entries)

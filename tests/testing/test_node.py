@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import re
 import subprocess
 import sys
@@ -13,12 +15,16 @@ from pathlib import Path
 import pytest
 
 from hadelay import AsyncClient
+from hadelay.client import Put
+from hadelay.errors import BadRequest, ConfigError, Conflict
+from hadelay.settings.load import load
 from hadelay.testing import LocalNode
+from hadelay.webhooks import key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_due_is_handed_out(hadelay: LocalNode) -> None:
+def test_due_messages_are_handed_out(hadelay: LocalNode) -> None:
     client = hadelay.client
     receipt = client.put("orders", {"id": 7}, delay="3d")
     hadelay.clock.advance(timedelta(days=3) - timedelta(seconds=30))
@@ -78,10 +84,14 @@ def test_schedules_by_steps(hadelay: LocalNode) -> None:
 
 
 async def test_a_waiting_poll_is_woken(hadelay: LocalNode) -> None:
+    """By the time that is moved: by itself the message would be due long after this test has given up."""
     async with AsyncClient(hadelay.url) as client:
-        await client.put("orders", "x", delay="10s")
-        threading.Timer(0.1, hadelay.clock.advance, ["10s"]).start()
-        (message,) = await client.receive("orders", wait="20s")
+        await client.put("orders", "x", delay="50s")
+        receiving = asyncio.ensure_future(client.receive("orders", wait="60s"))
+        while not hadelay._node.delivery.waiting_polls():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        hadelay.clock.advance("50s")
+        (message,) = await asyncio.wait_for(receiving, 10)
         await message.ack()
 
 
@@ -134,3 +144,44 @@ def test_the_documented_tests_pass(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(blocks)} passed" in done.stdout
+
+
+def test_the_key_of_a_purged_message_is_refused_and_no_duplicate(hadelay: LocalNode) -> None:
+    client = hadelay.client
+    for topic, drop in (("purged", client.purge), ("gone", lambda topic: client.delete_topic(topic, force=True))):
+        first = client.put(topic, "x", delay="1h", idempotency_key=topic)
+        assert client.put(topic, "x", delay="1h", idempotency_key=topic).duplicate
+        drop(topic)
+        with pytest.raises(Conflict, match="take a new key") as caught:
+            client.put(topic, "x", delay="1h", idempotency_key=topic)
+        assert (caught.value.outcome, caught.value.extra["id"]) == ("cancelled", first.id)
+        (again,) = client.put_many([Put(topic=topic, body="x", delay="1h")], idempotency_key=f"{topic}-2")
+        assert not isinstance(again, Exception)
+        assert client.get(again.id).state == "scheduled"
+
+
+PLAIN = "a secret of 24 bytes, or more"
+
+
+@pytest.mark.parametrize(
+    "secret", [PLAIN, "0123456789abcdef" * 4, base64.b64encode(b"x" * 32).decode(), "WHSEC_" + "a" * 32]
+)
+@pytest.mark.parametrize("part", ["webhook", "alert"])
+def test_a_secret_that_no_library_can_verify_is_refused(hadelay: LocalNode, secret: str, part: str) -> None:
+    """Libraries of Standard Webhooks take what stands behind whsec_, or all of a secret, for base64 of the key."""
+    hook = {"url": "https://hooks.invalid/"}
+    with pytest.raises(BadRequest, match="whsec_ and base64 of 24 to 64 bytes"):
+        hadelay.client.put_topic("t", **{part: {**hook, "secret": secret}})
+    with pytest.raises(ConfigError, match=r"webhooks.alert_secret: a secret is whsec_"):
+        load(overrides=[f"webhooks.alert_secret={secret}"])
+    # The way that the error names leads to the same key.
+    good = "whsec_" + base64.b64encode(secret.encode()).decode()
+    assert key_of(good) == key_of(secret)
+    hadelay.client.put_topic("t", **{part: {**hook, "secret": good}})
+
+
+def test_messages_are_as_large_as_those_of_other_nodes(hadelay: LocalNode) -> None:
+    body = bytes(1 << 20)
+    hadelay.client.put("large", body)
+    (message,) = hadelay.client.receive("large", wait=0)
+    assert message.body == body

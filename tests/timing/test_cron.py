@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,11 +14,12 @@ import pytest
 
 from hadelay.errors import BadRequest
 from hadelay.timing import cron, zones
+from tests.scale import size
 from tests.timing.oracle import Pattern, minutes
 
 ZONES = ("Europe/Vienna", "America/New_York", "Australia/Lord_Howe", "UTC", "America/Santiago", "Asia/Kathmandu")
 #: More specifications, and whole decades: SCHEDULE_SPECS=1000, weekly.
-SPECS = int(os.environ.get("SCHEDULE_SPECS", "40"))
+SPECS = int(os.environ.get("SCHEDULE_SPECS", size(16, 40)))
 DECADE = "SCHEDULE_SPECS" in os.environ
 
 
@@ -139,7 +141,7 @@ def test_rules(pattern: str, zone: str, after: str, expected: list[str]) -> None
     assert local(pattern, zone, after, len(expected)) == expected
 
 
-def test_where_one_begins_to_look_does_not_matter() -> None:
+def test_the_start_of_a_search_does_not_matter() -> None:
     """From any moment on, the same times follow: a new leader computes from where the last one ended."""
     for zone, day in (
         ("Europe/Vienna", "2027-03-28"),
@@ -180,11 +182,95 @@ def test_words() -> None:
     assert cron.explain("@daily") == "At 00:00 every day"
 
 
-def test_clock_changes_are_told() -> None:
-    told = cron.clock_changes(cron.parse("30 2 * * *", "Europe/Vienna"), ms("2026-09-01T00:00Z"))
-    assert [text[:10] for text in told] == ["2026-10-25", "2027-03-28"]
-    assert "twice" in told[0]
-    assert "2027-03-28T03:00:00+02:00" in told[1]
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        # Neither day begins with a star, so either has to match: every day does.
+        ("0 9 1-31 * 1", "At 09:00 every day"), ("0 9 1/1 * 1", "At 09:00 every day"),
+        ("0 9 15 * 0-7", "At 09:00 every day"), ("0 9 15 * SUN-SAT", "At 09:00 every day"),
+        ("0 9 1,* * 1", "At 09:00 every day"), ("0 0 9 1-31 * 1", "At 09:00 every day"),
+        # A star in front: both have to match.
+        ("0 9 * * 1", "At 09:00 on Monday"), ("0 9 */1 * 1", "At 09:00 on Monday"),
+        ("0 9 */2 * 1", "At 09:00 on every second day of month if it's on Monday"),
+        ("0 9 15 * *", "At 09:00 on the 15th day of every month"),
+        # Steps that end before they come to their length.
+        ("*/90 * * * *", "At the start of every hour"), ("*/45 * * * *", "At minutes 0 and 45 of every hour"),
+        ("0 22/5 * * *", "At 22:00 every day"), ("10-20/30 * * * *", "At minute 10 of every hour"),
+        ("0 0 1 */5 *", "At 00:00 on the first day of January, June, and November"),
+        ("0 9 * * 0-7/7", "At 09:00 on Sunday"), ("*/15 * * * *", "Every 15th minute of every hour"),
+        # Uneven steps, which begin again in each hour, day, month or week.
+        ("*/7 * * * *", "At minutes 0, 7, 14, 21, 28, 35, 42, 49, and 56 of every hour"),
+        ("*/20,*/25,3 * * * *", "At every 20th minute, minute 0, minute 25, minute 50, and minute 3 of every hour"),
+        ("*/25,3 * * * *", "At minutes 0, 3, 25, and 50 of every hour"),
+        ("0 */5 * * *", "At minute 0 past hours 0, 5, 10, 15, and 20"),
+        ("0 9 */10 * *", "At 09:00 on the first, the 11th, the 21st, and the 31st day of month"),
+        ("0 9 */10 * 1", "At 09:00 on the first, the 11th, the 21st, and the 31st day of month if it's on Monday"),
+        ("0 9 * * */2", "At 09:00 on Sunday, Tuesday, Thursday, and Saturday"),
+        ("0 9 22 * *", "At 09:00 on the 22nd day of every month"), ("*/12 * * * *", "Every 12th minute of every hour"),
+    ],
+)  # fmt: skip
+def test_words_do_not_contradict_the_times(pattern: str, expected: str) -> None:
+    assert cron.explain(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "field", "cause"),
+    [
+        ("CRON_TZ=Europe/Paris 0 4 * * 1", "", "set timezone"), ("TZ=UTC 0 0 4 * * 1", "", "set timezone"),
+        ("@every 5m", "", "use every"), ("rate(5 minutes)", "", "use every"), ("cron(0 9 * * ? *)", "", "without cron"),
+        ("0 0/3 * * * ?", "weekday '?'", "write *"), ("0 5 ? * *", "day of the month '?'", "write *"),
+        ("0 12 ? * SUN,WED *", "", "a year"), ("0 5 ? * * *", "", "a year"), ("0 9 1 1 * 2027", "", "a year"),
+        ("0 0 12 * * ? 2027", "7 fields", "a year"), ("* * * * * * *", "7 fields", "a year"),
+        ("0 0 L-3 * *", "day of the month 'L-3'", "write L"), ("0 0 LW-3 * *", "day of the month 'LW-3'", "write L"),
+        ("0 0 15W * *", "day of the month '15W'", "write LW"), ("0 0 * * L", "weekday 'L'", "5L"),
+        ("0 0 * * FRIL", "weekday 'FRIL'", "write 5L"), ("0 0 * * FridayL", "weekday 'FridayL'", "write 5L"),
+        ("0 0 * * Monday", "weekday 'Monday'", "write MON"), ("0 0 * Sept *", "month 'Sept'", "write SEP"),
+        ("0 0 * * Monday-Friday", "weekday 'Monday-Friday'", "write MON-FRI"),
+        ("0 22-2 * * *", "hour '22-2'", "write 22-23,0-2"), ("50-10 * * * *", "minute '50-10'", "write 50-59,0-10"),
+        ("0 0 * * FRI-MON", "weekday 'FRI-MON'", "write FRI-SAT,SUN-MON"), ("0 0 * * FRI-SUN", "weekday", "write 5-7"),
+        ("0 0 * * MON-SUN", "weekday 'MON-SUN'", "write 1-7"),
+        ("0 0 * NOV-FEB *", "month 'NOV-FEB'", "write NOV-DEC,JAN-FEB"), ("0 0 * * 5-7,6-1", "weekday", "write 6,0-1"),
+        ("H * * * *", "minute 'H'", "jitter"), ("0~30 * * * *", "minute '0~30'", "jitter"),
+        ("*/0 * * * *", "minute '*/0'", "1 or more"), ("1,,2 * * * *", "minute '1,,2'", "leave out the comma"),
+        ("60 0 0 * * *", "second '60'", "0 to 59"), ("0 24 * * *", "hour '24'", "0 to 23"),
+        ("0 0 24 * * *", "hour '24'", "0 to 23"), ("0 0 * * 5#6", "weekday '5#6'", "1 to 5"),
+        ("0 9 30 2 *", "day of the month", "no month"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field_and_what_to_write(pattern: str, field: str, cause: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        cron.parse(pattern, "UTC")
+    text = str(refused.value)
+    assert text.startswith(f"cron: {pattern!r}: {field}")
+    assert cause in text
+    if found := re.search(r"write ([-,A-Z0-9]*\d[-,A-Z0-9]*|[A-Z]{3}(?:[-,][A-Z]{3})*)$", text):
+        at = next(n for n, value in enumerate(pattern.split()) if f"'{value}'" in text[len(f"cron: {pattern!r}") :])
+        fields = [*pattern.split()[:at], found[1], *pattern.split()[at + 1 :]]
+        cron.parse(" ".join(fields), "UTC")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "warned"),
+    [
+        ("*/90 * * * *", ["minute */90"]), ("*/7 * * * *", ["minute */7"]), ("0 */5 * * *", ["hour */5"]),
+        ("*/45 * * * * *", ["second */45"]), ("0 0 */2 * *", ["day of the month */2"]), ("0 0 1 */5 *", ["month */5"]),
+        ("0 0 * * */2", ["weekday */2"]), ("5/25 * * * *", ["minute 5/25"]), ("0-59/7 * * * *", ["minute 0-59/7"]),
+        ("*/7 */5 * * *", ["minute */7", "hour */5"]), ("0 0 L/2 * *", ["day of the month L/2"]),
+        ("10-20/30 * * * *", ["minute 10-20/30"]),
+        ("*/15 * * * *", []), ("*/1 * * * *", []), ("0 */8 * * *", []), ("0 0 1 */3 *", []), ("0 9-17/3 * * *", []),
+        ("*/7 9 * * *", []), ("0 9/2 * * *", []), ("0 9 * * MON-FRI", []), ("@daily", []), ("0 9 * * 5#3,5L", []),
+    ],
+)  # fmt: skip
+def test_uneven_steps_are_warned_of(pattern: str, warned: list[str]) -> None:
+    found = cron.warnings(pattern, "UTC", ms("2026-11-22T00:00Z"))
+    assert [text.partition(":")[0] for text in found] == warned
+
+
+def test_clock_changes_are_reported() -> None:
+    reported = cron.clock_changes(cron.parse("30 2 * * *", "Europe/Vienna"), ms("2026-09-01T00:00Z"))
+    assert [text[:10] for text in reported] == ["2026-10-25", "2027-03-28"]
+    assert "twice" in reported[0]
+    assert "2027-03-28T03:00:00+02:00" in reported[1]
     assert cron.clock_changes(cron.parse("30 * * * *", "Europe/Vienna"), ms("2026-09-01T00:00Z")) == []
     assert cron.clock_changes(cron.parse("30 9 * * *", "Europe/Vienna"), ms("2026-09-01T00:00Z")) == []
 

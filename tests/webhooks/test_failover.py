@@ -74,9 +74,9 @@ def test_calls_under_faults(seed: int) -> None:
         attempts = [call.attempt for call in mine]
         assert attempts == sorted(set(attempts))
     assert world.cluster.violations == []
-    told = callbacks(world.settle().ledger)
-    assert sorted(one["id"] for one in told) == sorted(map(encode_id, ids)), "one for each ack, also over faults"
-    assert {(one["status"], one["body"]) for one in told} == {(200, "said")}
+    reported = callbacks(world.settle().ledger)
+    assert sorted(one["id"] for one in reported) == sorted(map(encode_id, ids)), "one for each ack, also over faults"
+    assert {(one["status"], one["body"]) for one in reported} == {(200, "said")}
 
 
 def callbacks(ledger: Ledger) -> list[dict[str, Any]]:
@@ -90,21 +90,21 @@ def callbacks(ledger: Ledger) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_leader_that_was_held_up_before_its_hand_outs_were_recorded_calls_nobody() -> None:
+def test_a_leader_that_stalled_before_its_hand_outs_were_recorded_calls_nobody() -> None:
     """In interval mode a message is fetched before its grant is committed."""
     world = World(SimCluster(3, sync="interval"))
     world.put("t", webhook={"url": "http://t/", "timeout_ms": TIMEOUT_MS})
     old = world.settle()
-    world.until(lambda: world.pools[old].queues)
-    (queue,) = world.pools[old].queues.values()
+    world.until(lambda: world.hooks[old].pool.queues)
+    (queue,) = world.hooks[old].pool.queues.values()
     ids = world.publish("t", *[b"x"] * 3, delay_ms=300)
-    world.pools[old]._may_call = lambda job: False  # type: ignore[method-assign]  # until this node is held up
+    world.hooks[old].pool._may_call = lambda job: False  # type: ignore[method-assign]  # until this node is held up
     world.until(lambda: len(queue.jobs) == 3)
     process = world.cluster.process(old.name)
     assert process is not None
     process.runtime.pause()
     world.until(lambda: len(world.calls) == 3)
-    del world.pools[old]._may_call  # type: ignore[method-assign]
+    del world.hooks[old].pool._may_call  # type: ignore[method-assign]
     process.runtime.resume()
     world.run(10.0)
     assert {call.node for call in world.calls} == {world.settle().name} != {old.name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from chaos.sim.file import SimFile
 from chaos.sim.tables import SimBackend
 from hadelay.codec.commands import encode_cancel, encode_purge, encode_redrive, encode_topic_delete
 from hadelay.codec.results import CancelOutcome
-from hadelay.ledger.dead import DEAD
-from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.ledger.leases.dead import DEAD
+from hadelay.ledger.topics.topicchanges import READY, SCHEDULED
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import VerifiedReader
 from hadelay.settings.node import Config, WebhooksConfig
@@ -25,6 +27,7 @@ class Limited(SimCluster):
     def __init__(self, seed: int, **limits: Any) -> None:
         self.limits = WebhooksConfig(**limits)
         super().__init__(seed, names=("n1",))
+        self.ready_window = 65_536
 
     def config(self, name: str) -> Config:
         return msgspec.structs.replace(super().config(name), webhooks=self.limits)
@@ -69,7 +72,7 @@ def test_calls_at_once_to_one_host_are_limited_over_all_topics() -> None:
     assert most_at_once(world.calls) == 8
 
 
-def test_when_there_are_too_few_calls_every_topic_has_its_share() -> None:
+def test_every_topic_has_its_share_of_too_few_calls() -> None:
     """Two receivers hang; the third topic waits for its first turn, and then has a third."""
     world = World(Limited(1, max_calls=9))
     for topic in ("a", "b", "c"):
@@ -126,8 +129,8 @@ def test_a_receiver_that_is_gone_is_left_alone() -> None:
     world.script["http://t/"] = ["200"]
     world.put("t", paused=None, paused_reason=None)
     world.until(lambda: all(world.state(one) == "acked" for one in ids))
-    told = {(call.attempt, call.request.headers.get("hadelay-uncounted")) for call in world.calls}
-    assert {(1, None), (2, "1")} <= told, "what went back was no attempt"
+    reported = {(call.attempt, call.request.headers.get("hadelay-uncounted")) for call in world.calls}
+    assert {(1, None), (2, "1")} <= reported, "what went back was no attempt"
 
 
 def test_a_pause_ends_calls_and_a_resume_goes_on_with_them() -> None:
@@ -151,14 +154,14 @@ def test_a_pause_ends_calls_and_a_resume_goes_on_with_them() -> None:
 
 
 @pytest.mark.parametrize("delete", [False, True])
-def test_what_was_purged_is_not_called_about(delete: bool) -> None:
+def test_no_call_is_made_for_purged_messages(delete: bool) -> None:
     world = World(Limited(1, topic_calls=2))
     hook(world, "t")
     world.script["http://t/"] = ["hang"]
     ids = world.publish("t", *[b"x"] * 6)
     world.until(lambda: len(world.calls) == 2)
     command = encode_topic_delete("t", force=True) if delete else encode_purge("t", SCHEDULED | READY)
-    world.do(lambda node, done: node.propose(command, done))
+    world.do(lambda node, done: node.publishing.propose(command, done))
     calls = {call.id for call in world.calls}
     world.run(10)
     assert {call.id for call in world.calls} == calls
@@ -204,14 +207,14 @@ def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypat
     hook(world, "t")
     world.publish("t", b"x")
     world.until(lambda: waiting)
-    world.do(lambda node, done: node.propose(encode_purge("t", READY | SCHEDULED), done))
+    world.do(lambda node, done: node.publishing.propose(encode_purge("t", READY | SCHEDULED), done))
     world.put("t", backoff=[1_000])  # its queue is looked through, and the message is not in it
     waiting[0]()
     world.run(1)
     assert not world.calls
 
 
-def test_what_is_cancelled_before_its_grant_is_recorded_is_not_called_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_is_made_for_a_message_cancelled_before_its_grant_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In interval mode messages wait for their calls before their grants are committed. Here the cancel precedes the
     grant in the log, as if it was proposed a moment before the message was fetched."""
     monkeypatch.setattr(DeliveryLoop, "before_settlement", lambda loop: None)
@@ -227,7 +230,7 @@ def test_what_is_cancelled_before_its_grant_is_recorded_is_not_called_about(monk
     hook(world, "t")
     first, second = world.publish("t", b"x", b"y")
     world.until(lambda: world.calls)
-    result = world.do(lambda node, done: node.propose(encode_cancel("n1", [second]), done))
+    result = world.do(lambda node, done: node.publishing.propose(encode_cancel("n1", [second]), done))
     assert CancelOutcome(result.outcomes[0]) is CancelOutcome.CANCELLED
     world.run(2)
     assert [call.id for call in world.calls] == [first]
@@ -269,7 +272,7 @@ def test_an_alert_about_many_letters_that_are_gone_does_not_hold_up_the_loop(mon
     never = {"checkpoint_bytes": 1 << 40, "far_buffer_bytes": 1 << 40, "checkpoint_interval_ms": 1 << 40}
     node.checkpoints.config = msgspec.structs.replace(node.checkpoints.config, **never)
     world.put("t", paused=True)
-    world.do(lambda node, done: node.propose(encode_redrive("n1", "t", [], all=True), done))
+    world.do(lambda node, done: node.publishing.propose(encode_redrive("n1", "t", [], all=True), done))
     world.until(lambda: topic.dead == 0)
     slices = [0]
     scan = SimBackend.scan
@@ -289,6 +292,33 @@ def test_an_alert_about_many_letters_that_are_gone_does_not_hold_up_the_loop(mon
     assert max(slices) == 1
 
 
+@pytest.mark.parametrize("of", ["pool", "alerts"])
+def test_a_new_leader_looks_at_a_few_topics_per_turn_and_at_no_others(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Limited(1))
+    for n in range(5):
+        hook(world, f"t{n}", max_attempts=1)
+        world.script[f"http://t{n}/"] = ["500"]
+        world.publish(f"t{n}", b"dies")
+        world.put(f"plain{n}")
+    node = world.settle()
+    world.until(lambda: sum(topic.dead for topic in node.ledger.topics.all) == 5)
+    world.run(1)
+    part = getattr(world.hooks[node], of)
+    turns, on_topic = [set[str]()], part.on_topic
+
+    def counted(topic: TopicState) -> None:
+        turns[-1].add(topic.name)
+        node.runtime.call_soon(turns.append, set())
+        on_topic(topic)
+
+    monkeypatch.setattr(part, "on_topic", counted)
+    monkeypatch.setattr(sys.modules[type(part).__module__], "TOPICS_AT_ONCE", 2)
+    node.runtime.call_soon(part.on_leader, node.leading)
+    world.run(0.1)
+    assert set.union(*turns) == {f"t{n}" for n in range(5)}
+    assert max(map(len, turns)) == 2
+
+
 def test_the_health_of_a_receiver() -> None:
     world = World(SimCluster(5))
     world.put("t", webhook={"url": "http://t/", "timeout_ms": 1_000}, backoff=[5_000])
@@ -304,6 +334,6 @@ def test_the_health_of_a_receiver() -> None:
     world.until(lambda: len(world.calls) == 3 and world.calls[2].answered)
     assert (found.calls, found.retries, found.failed, found.failing_since_ms, found.status) == (3, 2, 0, 0, 200)
     assert found.error == "HTTP 503"
-    assert [other.health(number) for other in world.pools.values() if other is not pool] == [None, None]
+    assert [other.pool.health(number) for other in world.hooks.values() if other.pool is not pool] == [None, None]
     world.put("t", webhook={"url": "http://u/"})
     world.until(lambda: (fresh := pool.health(number)) is not None and not fresh.calls)

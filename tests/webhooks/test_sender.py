@@ -16,7 +16,7 @@ import pytest
 from aiohappyeyeballs import AddrInfoType
 
 from hadelay.api.problems import retry_after_ms
-from hadelay.codec.callreplies import CallReply
+from hadelay.codec.ackparts import CallReply
 from hadelay.model import MAX_REPLY
 from hadelay.server.guard import Guard, Info
 from hadelay.server.webhooks import sender as sender_module
@@ -71,7 +71,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("behave", "status", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-async def test_what_comes_of_a_call(sender: Sender, behave: Behave, status: int, reason: str) -> None:
+async def test_outcomes_of_a_call(sender: Sender, behave: Behave, status: int, reason: str) -> None:
     async with Receiver(behave) as receiver:
         answer = await call(sender, receiver.url, 0.3 if reason == "timeout" else 5.0)
         assert (answer.status, answer.reason) == (status, reason)
@@ -174,7 +174,7 @@ async def test_a_call_is_made_twice_at_the_most(sender: Sender, behaviours: list
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 3),
     ],
 )
-async def test_where_an_answer_ends(sender: Sender, said: bytes, connections: int) -> None:
+async def test_the_end_of_an_answer(sender: Sender, said: bytes, connections: int) -> None:
     """In pieces of any size: the next call's answer is its own."""
     for size in (len(said), 1, 7):
         async with Receiver(r.says(said, pieces=size)) as receiver:

@@ -35,7 +35,7 @@ def test_bodies_are_signed_as_they_are(body: bytes) -> None:
     assert not verified_by(OTHER, headers, body)
 
 
-def test_while_secrets_are_rotated_each_of_them_verifies() -> None:
+def test_each_secret_verifies_while_secrets_are_rotated() -> None:
     signed = signature([key_of(SECRET), key_of(OTHER)], "0ABC", 1, b"x")
     headers = {"webhook-id": "0ABC", "webhook-timestamp": "1", "webhook-signature": signed}
     assert len(signed.split()) == 2
@@ -55,7 +55,7 @@ def test_while_secrets_are_rotated_each_of_them_verifies() -> None:
         ("short", "this one 5"),
     ],
 )
-def test_what_a_secret_may_be(secret: str, problem: str) -> None:
+def test_valid_and_invalid_secrets(secret: str, problem: str) -> None:
     found = secret_problem(secret)
     assert problem in found
     assert bool(problem) == bool(found)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.sim.cluster import SimCluster
-from hadelay.codec.callreplies import CallReply
+from hadelay.codec.ackparts import CallReply
 from hadelay.codec.commands import encode_topic_put
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import HadelayError
-from hadelay.ledger.describe import describe
+from hadelay.ledger.views.describe import describe
 from hadelay.model import Draft, decode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import CallRequest, Reply
@@ -53,7 +53,7 @@ class World:
     alert_s: int = 60
 
     def __post_init__(self) -> None:
-        self.pools: dict[Node, Pool] = {}
+        self.hooks: dict[Node, Webhooks] = {}
         self.cluster.on_boot.append(self._attach)
         self.cluster.start_all()
         # Until the first leader has raised the feature level, a new cluster refuses webhooks.
@@ -61,11 +61,11 @@ class World:
         self.began = self.cluster.world.now
 
     def _attach(self, node: Node) -> None:
-        self.pools[node] = Webhooks(node, Caller(self, node).call).pool
+        self.hooks[node] = Webhooks(node, Caller(self, node).call)
 
     def pool(self) -> Pool:
         """The leader's."""
-        return self.pools[self.settle()]
+        return self.hooks[self.settle()].pool
 
     @property
     def now(self) -> float:
@@ -96,7 +96,7 @@ class World:
         return answers[-1][0]
 
     def put(self, topic: str, **config: Any) -> Any:
-        return self.do(lambda node, done: node.propose(encode_topic_put(topic, config), done))
+        return self.do(lambda node, done: node.publishing.propose(encode_topic_put(topic, config), done))
 
     def publish(
         self, topic: str, *bodies: bytes, delay_ms: int = 0, callback: str | None = None, **meta: Any
@@ -105,7 +105,7 @@ class World:
         drafts = [Draft(topic, delay_ms, True, 0, 0, packed, body, callback=callback is not None) for body in bodies]
         # One key: what is asked again is not stored twice.
         key = b"publish %d" % self.cluster.world.events
-        receipts = self.do(lambda node, done: node.publish(drafts, key, done))
+        receipts = self.do(lambda node, done: node.publishing.publish(drafts, key, done))
         assert not receipts.problems, receipts.problems
         return [int(one) for one in receipts.ids]
 

@@ -10,7 +10,7 @@ A member of an answer is one of three kinds:
 
 from typing import Any, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hadelay.api.text import parse_duration, parse_instant
 from hadelay.errors import BadRequest
@@ -43,6 +43,12 @@ def null() -> None:
     return None
 
 
+def words(*known: str) -> Meta:
+    """Mark text of an answer that is one of a few words: Annotated[str, words("a", "b")]. The JSON Schema lists them;
+    clients take other words too, which newer nodes may send."""
+    return Meta(extra_json_schema={"enum": [str(word) for word in known]})
+
+
 def decode_hook(kind: type, value: Any) -> Any:
     try:
         if kind is Duration:
@@ -61,7 +67,7 @@ def schema_hook(kind: type) -> dict[str, Any]:
             "description": "250ms, 15m, 2h30m, 7d; a bare number is seconds",
             "anyOf": [
                 {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$|^[0-9]+(\.[0-9]+)?$"},
-                {"type": "number", "minimum": 0},
+                {"type": "number", "minimum": 0, "maximum": 3_153_600_000},
             ],
         }
     if kind is Instant:

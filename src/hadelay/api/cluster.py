@@ -31,6 +31,23 @@ class Member(Document, frozen=True):
     #: Whether the member has the free disk space that storage.min_free_bytes asks for; omitted while the member is
     #: silent. While a live member has not, publishes are refused (507).
     has_space: bool | None = None
+    #: Whether the member is drained: it takes no publishes and no receives. Sent if true.
+    drained: bool = False
+
+
+class TookOver(Document, frozen=True):
+    """Record of how a new leader resumed hand-outs."""
+
+    #: Replicated dispatch cursor at which it resumed: hour, second, and localIndex.
+    hour: str
+    second: int
+    local_index: int
+    #: Number of messages found that fell due in seconds before the take-over and were still to be delivered.
+    overdue: int
+    #: Number of leases of earlier leaders.
+    leases: int
+    #: Lateness of the first message owed in the cursor's second or later; 0 without any.
+    lag_ms: int
 
 
 class Term(Document, Generic[At], frozen=True):
@@ -40,12 +57,14 @@ class Term(Document, Generic[At], frozen=True):
     leader: str
     #: Cluster time at which the leader took over, or at which the answering node first heard it.
     since: At
-    #: Why leadership changed, in words for people; None: the answering node was not told.
+    #: Why leadership changed, in words for people; None: the answering node does not know.
     why: str | None
+    #: None: the leader still looks for overdue messages, or the answering node does not know.
+    took_over: TookOver | None = None
 
 
 class BackupOut(Document, Generic[At], frozen=True):
-    """A snapshot that a member held for a backup."""
+    """A snapshot that a member kept for a backup."""
 
     #: Member whose files were copied.
     node: str
@@ -69,9 +88,9 @@ class Cluster(Document, Generic[At], frozen=True):
     time: At
     dispatch: Dispatch
     members: list[Member]
-    #: Terms that began since the answering node started, as far as it was told; the newest first, at most 20.
+    #: Terms that began since the answering node started, as far as it knows; the newest first, at most 20.
     terms: list[Term[At]] = field(default_factory=list)
-    #: Backups since the answering node started, as far as it was told; the newest first, at most 5.
+    #: Backups since the answering node started, as far as it knows; the newest first, at most 5.
     backups: list[BackupOut[At]] = field(default_factory=list)
 
 
@@ -148,6 +167,17 @@ class CreateToken(Request):
     scopes: list[str]
     #: Time from the token's creation to its expiry; None: valid until revoked.
     lifetime: Duration | None = None
+    #: Whether the token also gets a secret access key, for AWS SDKs (SQS, EventBridge Scheduler).
+    aws: bool = False
+    #: SHA-256 of a token that another shard has already, in hex, to create it here too; no answer shows its secret.
+    hash: str | None = None
+
+
+class TokensQuery(Request):
+    #: Whether each token comes with its hash, to create it in another shard; the list is of one shard then.
+    hashes: bool = False
+    #: With several shards: leave out the tokens of shards that do not answer, and name these shards in `missing`.
+    partial: bool = False
 
 
 class TokenOut(Document, frozen=True):
@@ -157,12 +187,21 @@ class TokenOut(Document, frozen=True):
     created_at: str
     expires_at: str | None
     expired: bool
-    #: Secret of the token; only the answer to the token's creation has it.
+    #: Whether AWS SDKs can sign with the token: their access key id is the token's id.
+    aws: bool
+    #: Secret of the token, and secret access key for AWS SDKs; only the answer to the token's creation has them.
     token: str | None = None
+    aws_secret: str | None = None
+    #: Shards that do not know the token, besides those that do not answer: create the token there with its hash.
+    missing: tuple[int, ...] = ()
+    #: SHA-256 of the token, in hex; only a list that was asked for hashes has it.
+    hash: str | None = None
 
 
 class Tokens(Document, frozen=True):
     tokens: list[TokenOut]
+    #: Shards that do not answer, whose tokens are left out.
+    missing: tuple[int, ...] = ()
 
 
 class AuditQuery(Request):
@@ -208,6 +247,22 @@ class Hours(Document, frozen=True):
 
     applied_index: str
     hours: list[Hour]
+
+
+class Patrol(Document, frozen=True):
+    """What a node found when it compared its files with their checksums."""
+
+    node: str
+    #: Number of times that all files were compared since the node's process began; and number of these after which
+    #: everything is compared that POST has asked for.
+    rounds: int
+    wanted: int
+    #: Time at which the last round ended; null before the first.
+    checked_at: str | None
+    #: Number of damaged entries and records repaired from other nodes, also those found by a read.
+    repaired: int
+    #: Paths of files whose damage could not be repaired.
+    damaged: list[str]
 
 
 class SnapshotFileOut(Document, frozen=True):

@@ -6,6 +6,9 @@ from msgspec import UNSET, Meta, Struct, field
 
 from hadelay.api.base import At, Document, Duration, Request
 
+#: Order of a receive over several topics.
+Order = Literal["turns", "listed"]
+
 
 class ReceiveQuery(Request):
     #: Whether a follower redirects the receive (307) to the leader; False: it relays the receive.
@@ -22,12 +25,15 @@ class Receive(Request):
     tags: list[str] = field(default_factory=list)
     #: Filter: only messages that have at least one of these tags, in addition to all of `tags`.
     any_tags: list[str] = field(default_factory=list)
+    #: Limit of messages of one group, in order, from topics with group_concurrency 1. The group hands out nothing else
+    #: until all of them are settled.
+    group_max: int = 1
 
 
 class ReceiveTopics(Receive, kw_only=True):
     topics: list[str]
     #: turns: the topics take turns. listed: messages of a topic go only when no earlier topic of the list has any due.
-    order: Literal["turns", "listed"] = "turns"
+    order: Order = "turns"
 
 
 class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
@@ -57,6 +63,8 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     occurrence: At | None = None
     #: Message group.
     group: str | None = None
+    #: Key of the batch that the message joined.
+    batch: str | None = None
     #: Id of the published message, for a message of a subscription.
     published_id: str | None = None
     #: Whether the message may have been handed out before.
@@ -95,19 +103,24 @@ class Extend(Request):
     progress: str | None = None
 
 
+AckOutcome = Literal["acked", "already_acked", "lease_lost"]
+NackOutcome = Literal["nacked", "already_acked", "lease_lost"]
+ExtendOutcome = Literal["extended", "already_acked", "lease_lost"]
+
+
 class Acked(Document, frozen=True):
     lease: str
-    outcome: Literal["acked", "already_acked", "lease_lost"]
+    outcome: AckOutcome
 
 
 class Nacked(Document, frozen=True):
     lease: str
-    outcome: Literal["nacked", "already_acked", "lease_lost"]
+    outcome: NackOutcome
 
 
 class Extended(Document, frozen=True):
     lease: str
-    outcome: Literal["extended", "already_acked", "lease_lost"]
+    outcome: ExtendOutcome
 
 
 class AckResults(Document, frozen=True):

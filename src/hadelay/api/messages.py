@@ -1,10 +1,14 @@
 """HTTP API types about messages and dead letters: queries, changes and their answers."""
 
-from typing import Any, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from msgspec import UNSET, field
 
-from hadelay.api.base import At, Document, Duration, Instant, Request
+from hadelay.api.base import At, Document, Duration, Instant, Request, words
+from hadelay.model import Event, State
+
+#: State of the messages that a purge ends.
+PurgedState = Literal["scheduled", "ready", "dead"]
 
 
 class ReadQuery(Request):
@@ -19,9 +23,7 @@ class MessageQuery(Request):
 
 
 class History(Document, Generic[At], frozen=True):
-    event: Literal[
-        "leased", "acked", "nacked", "lease_expired", "ttl_expired", "cancelled", "moved", "dead", "redriven"
-    ]
+    event: Annotated[str, words(*(event.name.lower() for event in Event))]
     at: At
     attempt: int
     consumer: str | None
@@ -33,6 +35,29 @@ class History(Document, Generic[At], frozen=True):
     to_hour: str | None = field(default=None, name="to")
     #: For a leased event: due time of this attempt. The message's own deliver_at is the due time of its latest attempt.
     due_at: At | None = None
+    #: For a moved event that changed the due time: due time before and after.
+    old_deliver_at: At | None = None
+    new_deliver_at: At | None = None
+
+
+class Failure(Document, Generic[At], frozen=True):
+    """An attempt that ended without an ack."""
+
+    event: Annotated[str, words("nacked", "lease_expired")]
+    at: At
+    attempt: int
+    reason: str | None
+
+
+class Retry(Document, Generic[At], frozen=True):
+    """The next attempt of a message that waits after a failed one."""
+
+    #: Number of the attempt; attempts that do not count are left out.
+    attempt: int
+    #: Setting `max_attempts` of the topic; None: no limit.
+    max_attempts: int | None = None
+    #: The last failed attempt; omitted if it is not known, as after a failover in interval mode.
+    last: Failure[At] | None = None
 
 
 class Copy(Document, Generic[At], frozen=True):
@@ -40,7 +65,7 @@ class Copy(Document, Generic[At], frozen=True):
 
     id: str
     topic: str
-    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
+    state: Annotated[str, words(*State)]
     deliver_at: At
     attempt: int
 
@@ -49,7 +74,7 @@ class Message(Document, Generic[At], frozen=True):
     id: str
     topic: str
     key: str | None
-    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
+    state: Annotated[str, words(*State)]
     deliver_at: At
     published_at: At
     attempt: int
@@ -61,6 +86,8 @@ class Message(Document, Generic[At], frozen=True):
     traceparent: str | None = None
     #: Message group.
     group: str | None = None
+    #: Key of the batch that the message joined.
+    batch: str | None = None
     #: History of the message, and its body if requested; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
@@ -75,11 +102,15 @@ class Message(Document, Generic[At], frozen=True):
     published_id: str | None = None
     #: Copies of this message for subscriptions; None if it has none, and in lists.
     copies: list[Copy[At]] | None = None
+    #: Shard that has the message; None without a shard map.
+    shard: int | None = None
+    #: For a message that waits after a failed attempt: the next attempt.
+    retry: Retry[At] | None = None
 
 
 class ListQuery(Request, rename={"from_": "from"}):
     #: States to list, joined by commas: scheduled, ready, blocked, leased (or pending), acked, cancelled, expired,
-    #: dead; or all.
+    #: dead; or all. `retrying` means messages that wait after a failed attempt, which are scheduled, ready or blocked.
     state: str = "pending"
     #: List only messages due at or after `from`, and before `to`.
     from_: Instant | None = None
@@ -92,11 +123,24 @@ class ListQuery(Request, rename={"from_": "from"}):
     stale: bool = False
 
 
+class ListAllQuery(ListQuery, rename={"from_": "from"}):
+    #: Beginning of the names of the topics whose messages are wanted.
+    prefix: str = ""
+    #: Whether the answer has `cursors`.
+    cursors: bool = False
+    #: With several shards: leave out the messages of shards that do not answer, and name these shards in `missing`.
+    partial: bool = False
+
+
 class Messages(Document, frozen=True):
     """A page of messages in due order. A page may be short: more pages follow until `cursor` is null."""
 
     messages: list[Message[str]]
     cursor: str | None
+    #: Cursor behind each message, if the query asks for them.
+    cursors: tuple[str, ...] = ()
+    #: Shards that do not answer, whose messages are left out.
+    missing: tuple[int, ...] = ()
 
 
 class Outcome(Document, frozen=True):
@@ -106,10 +150,17 @@ class Outcome(Document, frozen=True):
 
 
 class Reschedule(Request):
-    """New due time of a message: either `delay` or `deliver_at`."""
+    """New due time of a message: one of `shift`, `delay` and `deliver_at`."""
 
+    #: Time by which the due time moves, such as 3h or -90m; requires `expected_deliver_at`.
+    shift: str | int | float | None = None
+    #: New due time, counted from now.
     delay: str | int | float | None = None
+    #: New due time.
     deliver_at: str | int | float | None = None
+    #: Due time that the message has, as it was read: if the message was rescheduled or retried meanwhile, the answer is
+    #: 409 (`outcome` is `moved`), and nothing changes.
+    expected_deliver_at: Instant | None = None
 
 
 class Rescheduled(Document, Generic[At], frozen=True):
@@ -128,15 +179,6 @@ class DeadQuery(Request):
     cursor: str | None = None
     body: bool = False
     stale: bool = False
-
-
-class Failure(Document, Generic[At], frozen=True):
-    """An attempt that ended without an ack."""
-
-    event: Literal["nacked", "lease_expired"]
-    at: At
-    attempt: int
-    reason: str | None
 
 
 class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
@@ -174,10 +216,8 @@ class Redrive(Request):
 
 class RedriveResult(Document, frozen=True):
     id: str
-    outcome: Literal[
-        "redriven", "key_taken", "scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired",
-        "not_found",
-    ]  # fmt: skip
+    #: `redriven`; `key_taken`, if another message with its key is pending; or the state of a message that is not dead.
+    outcome: Annotated[str, words("redriven", "key_taken", *(s for s in State if s is not State.DEAD), "not_found")]
 
 
 class Redriven(Document, frozen=True):
@@ -188,9 +228,9 @@ class Redriven(Document, frozen=True):
 
 
 class Purge(Request):
-    states: list[Literal["scheduled", "ready", "dead"]]
+    states: list[PurgedState]
 
 
 class Purged(Document, frozen=True):
     topic: str
-    states: list[Literal["scheduled", "ready", "dead"]]
+    states: list[PurgedState]

@@ -1,6 +1,7 @@
 """Turns HTTP answers into exceptions, for client and command line: a node's refusals, and answers of proxies."""
 
 import http.client
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC
@@ -15,6 +16,10 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 #: Exceptions raised by decoding an answer that no node sent.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
+#: Bytes in the answer of a node link (docs/spec/node-link.md), and first bytes of a TLS alert, as Python shows them.
+_NODE_LINK, _TLS_ALERT = "hadelay-link", r"\x15\x03"
+#: OpenSSL's reasons for an answer in plain text to a TLS handshake.
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
 #: Headers of an answer; names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Status codes with which a proxy refuses a request before it reaches a node.
@@ -51,6 +56,25 @@ def not_a_node(
     error.outcome_known = method in ("GET", "HEAD") or 300 <= status < 500  # type: ignore[misc]
     error.retryable = status >= 500  # type: ignore[misc]
     return error
+
+
+def not_http(url: str, method: str, shown: str) -> NotANode:
+    """The error for an answer that is not HTTP. shown: beginning of the answer, as Python shows bytes."""
+    if _NODE_LINK in shown:
+        error = NotANode(f"{url} is the node link of a node (raft.listen): use the node's HTTP address (http.listen)")
+    elif shown[2:].startswith(_TLS_ALERT):
+        error = NotANode(f"{url}: the server speaks TLS: try https://")
+    else:
+        error = NotANode(f"{url}: the answer is not HTTP: {shown[:80]}. Check the address")
+        error.outcome_known = method in ("GET", "HEAD")  # type: ignore[misc]
+        return error
+    error.outcome_known = True  # type: ignore[misc]
+    return error
+
+
+def without_tls(error: BaseException | None) -> bool:
+    """Whether an https connection failed because the server does not speak TLS."""
+    return isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS
 
 
 def unsettled(idempotency_key: str | None) -> str:

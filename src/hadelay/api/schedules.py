@@ -1,13 +1,17 @@
 """HTTP API types about schedules, which publish a message at each of their times (occurrences)."""
 
-from typing import Any, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from msgspec import UNSET, UnsetType, field
 
-from hadelay.api.base import At, Document, Duration, Instant, Request
+from hadelay.api.base import At, Document, Duration, Instant, Request, words
+from hadelay.model import State
 
 CatchUp = Literal["one", "none", "all"]
 Overlap = Literal["allow", "skip", "wait"]
+#: Texts of the API for the enums CatchUp and Overlap, in the order of the enums' values.
+CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
+OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 
 
 class Times(Request, kw_only=True):
@@ -28,7 +32,7 @@ class Times(Request, kw_only=True):
 
 
 class PutSchedule(Times, kw_only=True):
-    """A schedule as a whole: what is left out has its default. `body` and `body_base64` are as in a batch."""
+    """A whole schedule: a field that is left out has its default. `body` and `body_base64` are as in a batch."""
 
     topic: str
     #: Number of messages after which the schedule is finished.
@@ -73,6 +77,8 @@ class ListSchedulesQuery(Request):
     #: Cursor from the previous page.
     cursor: str | None = None
     stale: bool = False
+    #: With several shards: leave out the schedules of shards that do not answer, and name these shards in `missing`.
+    partial: bool = False
 
 
 class Occurrence(Document, Generic[At], frozen=True):
@@ -81,7 +87,7 @@ class Occurrence(Document, Generic[At], frozen=True):
     at: At
     id: str
     #: State of the message; "gone": deleted, since its retention is over.
-    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead", "gone"]
+    state: Annotated[str, words(*State, "gone")]
     #: Whether a user asked for the message by trigger or backfill.
     manual: bool = False
 
@@ -89,7 +95,7 @@ class Occurrence(Document, Generic[At], frozen=True):
 class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     schedule: str
     topic: str
-    state: Literal["active", "paused", "finished"]
+    state: Annotated[str, words("active", "paused", "finished")]
     #: Whether the schedule is paused because the cluster was restored from a backup.
     restored: bool = False
     #: Version of the schedule; each change by a user raises it.
@@ -104,9 +110,9 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     end: At | None = None
     max_occurrences: int | None = None
     jitter: str | None = None
-    catch_up: CatchUp
+    catch_up: Annotated[str, words(*CATCH_UPS)]
     catch_up_window: str
-    overlap: Overlap
+    overlap: Annotated[str, words(*OVERLAPS)]
     #: Times of the next occurrences: ten in a GET of one schedule, one in lists; none while paused.
     next: list[At]
     #: Messages that the schedule published last, oldest first; only if one schedule is asked for.
@@ -132,6 +138,12 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     problem: str | None = None
     #: Hints at settings of the schedule that may have unexpected effects; only in the answer to a PUT.
     warnings: list[str] | None = None
+    #: Shard of the schedule's topic; None without a shard map.
+    shard: int | None = None
+
+
+class ScheduleTopic(Document, frozen=True):
+    topic: str
 
 
 class Schedules(Document, frozen=True):
@@ -139,6 +151,8 @@ class Schedules(Document, frozen=True):
 
     schedules: list[Schedule[str]]
     cursor: str | None
+    #: Shards that do not answer, whose schedules are left out.
+    missing: tuple[int, ...] = ()
 
 
 class Preview(Times, kw_only=True):
@@ -161,7 +175,7 @@ class Previewed(Document, Generic[At], frozen=True):
     next: list[PreviewTime[At]]
     #: Version of the IANA time zone data of the answering node.
     tzdata: str
-    #: Effects of daylight-saving changes on the cron pattern within the next 400 days.
+    #: Uneven steps of the cron pattern, such as */90, and effects of daylight-saving changes within the next 400 days.
     warnings: list[str]
 
 

@@ -55,6 +55,8 @@ class ReceiveRequest(Struct):
     any_tags: tuple[str, ...] = ()
     #: Whether messages of earlier topics go first; otherwise topics take turns.
     listed: bool = False
+    #: Limit of messages of one group.
+    group_max: int = 1
     #: Name of the node that relayed the receive, as the request says; "" without one.
     node: str = ""
 
@@ -65,6 +67,8 @@ class Handed(NamedTuple):
     messages: list[Received[str]]
     #: Function that the caller must call once the answer is written.
     answered: Callable[[], None] = lambda: None
+    #: Time of the publish of each message, in Unix ms.
+    published_ms: Sequence[int] = ()
 
 
 class ListRequest(Struct):
@@ -77,6 +81,10 @@ class ListRequest(Struct):
     #: Position (due time, id) of the last message of the previous page.
     after: Key
     limit: int
+    #: Whether the list has the messages' bodies.
+    body: bool = False
+    #: Also messages that wait after a failed attempt, whatever `states` are.
+    retrying: bool = False
 
 
 class Histogram(Struct):
@@ -129,10 +137,10 @@ class Granting(asyncio.CancelledError):
     """Cancellation of a receive whose grant may have been proposed already, so that messages may be leased."""
 
 
-async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
-    """Call begin(done), and wait until done(result, error) is called; returns the result or raises the error."""
+async def answered(begin: Callable[..., object], *args: Any) -> Any:
+    """Call begin(*args, done), and wait until done(result, error) is called; returns the result or raises the error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    begin(settled_by(future))
+    begin(*args, settled_by(future))
     return await future
 
 

@@ -6,20 +6,21 @@ from typing import Any
 import msgspec
 
 from hadelay.api.text import format_duration, parse_duration
-from hadelay.api.topics import PutTopic
+from hadelay.api.topicsettings import PutTopic
 from hadelay.errors import BadRequest
-from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret, shown_name
-from hadelay.version import FIRST_LEVEL
+from hadelay.settings.kinds import MAX_BACKOFF_STEPS, Kind, shown_name
+from hadelay.settings.topic import SETTINGS, mask_header, mask_secret
 
-#: Stored names (ending in _ms) of the settings that are durations: of topics, webhooks and backoffs.
-_DURATIONS = {name for name in (*SETTINGS, *WEBHOOK, "min_ms", "max_ms") if name.endswith("_ms")}
+#: Names in the API of settings, and of their fields → names as stored.
+_STORED = {shown_name(name): name for name in SETTINGS}
+_STORED |= {shown_name(name): name for row in SETTINGS.values() for name in row.kind.parts}
 
 
 def settings_in(body: PutTopic) -> dict[str, Any]:
     """The settings that a PUT names, as stored; None resets a setting. Raises BadRequest."""
     config = _stored(msgspec.to_builtins(body, enc_hook=int))
-    for name in ("backoff", "webhook"):
-        if isinstance(part := config.get(name), dict):
+    for name, part in config.items():
+        if isinstance(part, dict) and SETTINGS[name].kind.parts:
             config[name] = _stored(part)
     if isinstance(backoff := config.get("backoff"), list):
         if len(backoff) > MAX_BACKOFF_STEPS:  # refuse a long list before parsing its items
@@ -37,24 +38,27 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
 
 
 def _stored(part: dict[str, Any]) -> dict[str, Any]:
-    return {f"{name}_ms" if f"{name}_ms" in _DURATIONS else name: value for name, value in part.items()}
+    return {_STORED.get(name, name): value for name, value in part.items()}
 
 
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were set, as fields of api.topics.Topic."""
-    shown = {"defaults": FIRST_LEVEL} | _shown(config)
-    if (backoff := shown.get("backoff")) is not None:
-        shown["backoff"] = _shown(backoff) if isinstance(backoff, dict) else [format_duration(ms) for ms in backoff]
-    if (webhook := shown.get("webhook")) is not None:
-        webhook = shown["webhook"] = _shown(webhook)
-        if "secrets" in webhook:
-            webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
-        if "headers" in webhook:
-            webhook["headers"] = {name: mask_header(text) for name, text in webhook["headers"].items()}
-    if (alert := shown.get("alert")) is not None and "secret" in alert:
-        shown["alert"] = {**alert, "secret": mask_secret(alert["secret"])}
-    return shown
+    """The settings that were set, as fields of api.topicsettings.Topic."""
+    return {shown_name(name): _shown(SETTINGS[name].kind, value) for name, value in config.items()}
 
 
-def _shown(part: dict[str, Any]) -> dict[str, Any]:
-    return {shown_name(name): format_duration(value) if name in _DURATIONS else value for name, value in part.items()}
+def _shown(kind: Kind, value: Any) -> Any:
+    """A stored value as answers show it."""
+    if kind.parts and isinstance(value, dict):
+        return {shown_name(name): _shown(kind.parts[name].kind, one) for name, one in value.items()}
+    match kind.name:
+        case "duration":
+            return format_duration(value)
+        case "backoff":
+            return [format_duration(ms) for ms in value]
+        case "secret":
+            return mask_secret(value)
+        case "secrets":
+            return [mask_secret(secret) for secret in value]
+        case "headers":
+            return {name: mask_header(text) for name, text in value.items()}
+    return value

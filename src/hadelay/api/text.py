@@ -72,6 +72,21 @@ def parse_duration(name: str, value: object) -> int:
     return math.ceil(ms)
 
 
+def parse_shift(value: str | int | float) -> int:
+    """Parse the move of a due time, a duration with a sign (3h, -90m, or a number of seconds), into ms."""
+    if isinstance(value, str):
+        back, value = value.strip().startswith("-"), value.strip().removeprefix("+").removeprefix("-")
+    else:
+        back, value = value < 0, abs(value)
+    ms = parse_duration("shift", value)
+    return -ms if back else ms
+
+
+def format_shift(ms: int) -> str:
+    """The shortest text of the move of a due time: `3h`, `-1h30m`."""
+    return f"{'-' if ms < 0 else ''}{format_duration(abs(ms))}"
+
+
 def format_duration(ms: int) -> str:
     """The shortest text of a duration: `15m`, `2h30m`, `0s`."""
     parts = []

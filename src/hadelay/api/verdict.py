@@ -14,6 +14,8 @@ _instant = datetime.fromisoformat
 _SILENT_MS = 90_000
 #: The same of consumers of which none waits for an answer: they may be busy with messages.
 _BUSY_MS = 5_000
+#: Limit of the consumers that a verdict names.
+_NAMED = 5
 
 
 def verdict(message: dict[str, Any], topic: dict[str, Any], nodes: list[dict[str, Any]], now: str) -> str:
@@ -28,21 +30,21 @@ def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
     last = message["history"][-1] if message["history"] else {"at": now}
     failed = next((e for e in reversed(message["history"]) if e["event"] in ("nacked", "lease_expired")), None)
     why = f"{failed.get('reason') or failed['event'].replace('_', ' ')}" if failed else ""
+    retry = f"; attempt {failed['attempt']} failed: {why}" if failed and message.get("retry") else ""
     if state == "scheduled":
-        after = f"; attempt {failed['attempt']} failed: {why}" if failed else ""
-        return f"due in {span(_ms(now, due))}{after}{_paused(topic)}"
+        return f"due in {span(_ms(now, due))}{retry}{_paused(topic)}"
     if state == "ready":
-        return f"overdue by {span(_ms(due, now))}: {waits_for(topic, now)}"
+        return f"overdue by {span(_ms(due, now))}: {waits_for(topic, now)}{retry}"
     if state == "blocked":
         group = f" {message['group']!r}" if message.get("group") else ""
-        return f"waits behind other messages of its group{group}{_paused(topic)}"
+        return f"waits behind other messages of its group{group}{_paused(topic)}{retry}"
     if state == "leased":
         return f"with consumer {last.get('consumer') or 'unknown'} for {span(_ms(last['at'], now))}, attempt {attempt}"
     if state == "acked":
         return f"done: acked {span(_ms(due, last['at']))} after it was due, attempt {attempt}"
     if state == "dead":
         return f"dead after {attempt} attempt{'' if attempt == 1 else 's'}: {why or 'no reason given'}"
-    return f"{state} at {last['at']}"
+    return f"{state} {span(_ms(last['at'], now))} ago"
 
 
 def _paused(topic: dict[str, Any]) -> str:
@@ -64,12 +66,14 @@ def waits_for(topic: dict[str, Any], now: str) -> str:
         return "no consumer has asked for its topic since the present leader took over"
     if consumers:
         asked = max(consumer["asked_at"] for consumer in consumers)
-        names = ", ".join(consumer["name"] for consumer in consumers)
+        names = ", ".join(consumer["name"] for consumer in consumers[:_NAMED])
+        names += f" and {len(consumers) - _NAMED:,} more" if len(consumers) > _NAMED else ""
         waits = any(consumer.get("waiting", True) for consumer in consumers)
         if (silent_ms := _ms(asked, now)) > (_SILENT_MS if waits else _BUSY_MS):
             return f"no consumer has asked in the last {span(silent_ms)} ({names} did before)"
         most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
-        return f"ready messages of its topic: {topic['ready']:,}{most}; consumers: {names}"
+        ready = f"{topic['ready']:,} message{' of its topic is' if topic['ready'] == 1 else 's of its topic are'} ready"
+        return f"{ready}{most}; consumers: {names}"
     return "no consumer has taken it"
 
 

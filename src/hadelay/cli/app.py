@@ -21,9 +21,12 @@ from rich.console import Console
 
 from hadelay import errors
 from hadelay.api.problems import NotANode, Unreachable, unsettled
+from hadelay.cli.output import note
 from hadelay.errors import HadelayError
 from hadelay.version import VERSION
 
+#: How to install what commands of a node need.
+INSTALL_NODE = "pip install 'hadelay[server]'"
 OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
 
@@ -75,10 +78,10 @@ COMMANDS = (
     CliCommand("topic list", "hadelay.cli.topic:list_", "List topics with their counts."),
     CliCommand("topic get", "hadelay.cli.topic:get", "Show the configuration and counts of a topic."),
     CliCommand("topic group", "hadelay.cli.topic:group", "Show a message group of a topic."),
+    CliCommand("topic groups", "hadelay.cli.topic:groups", "List message groups in which messages wait."),
     CliCommand("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
     CliCommand("topic subscriptions", "hadelay.cli.topic:subscriptions", "List the subscriptions of a topic."),
     CliCommand("topic due", "hadelay.cli.topic:due", "Count the messages that fall due per hour, in one topic or all."),
-    CliCommand("topic defaults", "hadelay.cli.topic:defaults", "Show the defaults of topics; convert old ones."),
     CliCommand("topic pause", "hadelay.cli.topic:pause", "Stop handing out messages of a topic."),
     CliCommand("topic resume", "hadelay.cli.topic:resume", "Hand out messages of a paused topic again."),
     CliCommand("topic purge", "hadelay.cli.topic:purge", "Cancel the pending messages of a topic."),
@@ -93,6 +96,13 @@ COMMANDS = (
     CliCommand("schedule trigger", "hadelay.cli.schedule:trigger", "Make one occurrence now."),
     CliCommand("schedule backfill", "hadelay.cli.schedule:backfill", "Make the past occurrences of a range now."),
     CliCommand("schedule delete", "hadelay.cli.schedule:delete", "Delete a schedule."),
+    CliCommand("batch open", "hadelay.cli.batch:open_", "Open a batch with one callback once all members are settled."),
+    CliCommand("batch get", "hadelay.cli.batch:get", "Show a batch and its members by outcome."),
+    CliCommand("batch list", "hadelay.cli.batch:list_", "List batches, the newest first."),
+    CliCommand("batch seal", "hadelay.cli.batch:seal", "Let no further message join a batch."),
+    CliCommand("batch cancel", "hadelay.cli.batch:cancel", "Cancel the waiting members of a batch."),
+    CliCommand("batch failures", "hadelay.cli.batch:failures", "List members of a batch that were not acked."),
+    CliCommand("batch watch", "hadelay.cli.batch:watch", "Show the progress of a batch until it has ended."),
     CliCommand("dead list", "hadelay.cli.dead:list_", "List the dead letters of a topic, with reasons."),
     CliCommand("dead redrive", "hadelay.cli.dead:redrive", "Make dead letters due again, by id."),
     CliCommand("dead export", "hadelay.cli.dead:export", "Write dead letters to a file, with their payloads."),
@@ -101,12 +111,15 @@ COMMANDS = (
     CliCommand("job reschedule", "hadelay.cli.job:reschedule", "Make all waiting messages of a filter due later."),
     CliCommand("job deliver", "hadelay.cli.job:deliver", "Make all scheduled messages of a filter due now."),
     CliCommand("job redrive", "hadelay.cli.job:redrive", "Make all dead letters of a filter due again."),
+    CliCommand("job transfer", "hadelay.cli.job:transfer", "Move all messages of a filter to another topic."),
     CliCommand("job delete-dead", "hadelay.cli.job:delete_dead", "Delete all dead letters of a filter for good."),
     CliCommand("job list", "hadelay.cli.job:list_", "List running jobs, and the latest ended ones."),
     CliCommand("job get", "hadelay.cli.job:get", "Show a job and what it did."),
     CliCommand("job watch", "hadelay.cli.job:watch", "Show how far a job is until it has ended."),
     CliCommand("job stop", "hadelay.cli.job:stop", "Stop a job."),
     CliCommand("trace", "hadelay.cli.trace:trace", "Show the status of a message, the reason for it, and its history."),
+    CliCommand("attention", "hadelay.cli.attention:attention", "Show what needs attention, the worst first."),
+    CliCommand("consumers", "hadelay.cli.consumers:consumers", "Show the consumers of all topics."),
     CliCommand("top", "hadelay.cli.top:top", "Watch nodes, rates, lateness and topics."),
     CliCommand("cluster status", "hadelay.cli.cluster:status", "Show members, leader, lag, and dispatch cursor."),
     CliCommand("cluster transfer", "hadelay.cli.cluster:transfer", "Transfer leadership without a gap."),
@@ -117,10 +130,17 @@ COMMANDS = (
     CliCommand("cluster members replace", "hadelay.cli.cluster:replace_member", "Add a node, then remove another one."),
     CliCommand("cluster certs", "hadelay.cli.certs:certs", "Create certificates for nodes, and a CA for them."),
     CliCommand("cluster audit", "hadelay.cli.cluster:audit", "Show the audit trail of administrators."),
+    CliCommand("shards list", "hadelay.cli.shards:list_", "Show the shard map."),
+    CliCommand("shards add", "hadelay.cli.shards:add", "Add a cluster to the map as a shard."),
+    CliCommand("shards rule", "hadelay.cli.shards:rule", "Set the shards of the topics that a pattern matches."),
+    CliCommand("shards pin", "hadelay.cli.shards:pin", "Give the name of a new topic to a shard."),
+    CliCommand("shards apply", "hadelay.cli.shards:apply", "Finish a change, or give a restored shard its map."),
+    CliCommand("shards balance", "hadelay.cli.shardbalance:balance", "Spread the leaders of shards over the machines."),
     CliCommand("token bootstrap", "hadelay.cli.cluster:bootstrap", "Create the bootstrap token, without a cluster."),
     CliCommand("token create", "hadelay.cli.cluster:create_token", "Create a token, and print it once."),
     CliCommand("token list", "hadelay.cli.cluster:list_tokens", "List tokens and their scopes."),
     CliCommand("token revoke", "hadelay.cli.cluster:revoke_token", "Revoke a token."),
+    CliCommand("check files", "hadelay.cli.check:files", "Show whether the files of all nodes are sound."),
     CliCommand("check replicas", "hadelay.cli.check:replicas", "Compare every node's files at one applied index."),
     CliCommand("check quorum", "hadelay.cli.check:quorum", "Check whether a node may stop now."),
     CliCommand("backup create", "hadelay.cli.backup:create", "Copy a running cluster into a directory."),
@@ -136,21 +156,38 @@ COMMANDS = (
     CliCommand("pipeline replay", "hadelay.cli.pipeline:replay", "Make dead letters due again, by a filter."),
     CliCommand("pipeline doctor", "hadelay.cli.pipeline:doctor", "Check the requirements of Spark jobs."),
     CliCommand("pipeline pack", "hadelay.cli.pipeline:pack", "Write an archive for executors of a Spark cluster."),
+    CliCommand("outbox run", "hadelay.cli.outbox:run", "Publish what transactions wrote into a database's outbox."),
+    CliCommand("outbox status", "hadelay.cli.outbox:status", "Show how many rows of an outbox wait or are refused."),
+    CliCommand("outbox retry", "hadelay.cli.outbox:retry", "Try the refused rows of an outbox again."),
+    CliCommand("outbox sql", "hadelay.cli.outbox:sql", "Print the statements that create an outbox."),
+    CliCommand("mcp", "hadelay.cli.mcp:mcp", "Serve wake-ups to an agent, over the Model Context Protocol."),
+    CliCommand("bridge rabbitmq", "hadelay.cli.bridge:rabbitmq", "Keep RabbitMQ's delayed messages in the cluster."),
+    CliCommand("import redis-zset", "hadelay.cli.imports:redis_zset", "Import a sorted set of your own in Redis."),
+    CliCommand("import bullmq", "hadelay.cli.imports:bullmq", "Import the delayed jobs of BullMQ."),
+    CliCommand("import sidekiq", "hadelay.cli.imports:sidekiq", "Import the scheduled jobs of Sidekiq."),
+    CliCommand(
+        "import celery-redis", "hadelay.cli.imports:celery_redis", "Import Celery's tasks with an ETA in Redis."
+    ),
+    CliCommand("import rq-scheduler", "hadelay.cli.imports:rq_scheduler", "Import jobs of rq-scheduler and RQ."),
+    CliCommand("import apscheduler", "hadelay.cli.imports:apscheduler", "Import jobs of APScheduler with a date."),
+    CliCommand("import rabbitmq-delayed", "hadelay.cli.imports:rabbitmq_delayed", "Import from RabbitMQ's plugin."),
     CliCommand("config check", "hadelay.cli.serve:config_check", "Read a configuration and list all its errors."),
     CliCommand("inspect", "hadelay.cli.inspect:inspect", "Print any file of a data directory."),
     CliCommand("bench", "hadelay.cli.bench:bench", "Measure a running cluster under load."),
     CliCommand("completion", "hadelay.cli.app:completion", "Print a script that completes commands and options."),
 )
-#: Earlier names of commands, accepted but not listed.
-ALIASES = {"story": "trace"}
 GROUPS = {
     "msg": "Publish, show, list, cancel, reschedule and receive messages.",
     "topic": "List, configure, pause and purge topics.", "dead": "List, redrive, export and purge dead letters.",
-    "job": "Cancel, reschedule, deliver, redrive or delete all messages that a filter selects.",
+    "job": "Cancel, reschedule, deliver, redrive, move or delete all messages that a filter selects.",
     "schedule": "Make messages again and again: set, show, pause and trigger schedules.",
+    "batch": "Messages with one callback once all are settled.",
     "cluster": "Show and manage the cluster.", "cluster members": "Add, remove and replace nodes.",
-    "token": "Create, list and revoke tokens.", "check": "Compare replicas, and check the quorum.",
+    "shards": "Show and change the map of several clusters.",
+    "token": "Create, list and revoke tokens.", "check": "Check files, replicas and the quorum.",
     "backup": "Copy a cluster, and verify the copy.", "pipeline": "Jobs on the hour files, with Spark.",
+    "outbox": "Publishes in the transactions of a database.", "bridge": "Delays for message brokers.",
+    "import": "Delayed jobs of other systems, copied into the cluster.",
     "config": "Configuration files.",
 }  # fmt: skip
 
@@ -178,8 +215,6 @@ def build(typed: Sequence[str] = ()) -> App:
         above, _, name = path.rpartition(" ")
         chosen = list(typed[: len(path.split())]) == path.split()
         groups[above].command(where, name=name, help=None if chosen else text)
-    for path, new in ALIASES.items():
-        app.command(next(command.where for command in COMMANDS if command.path == new), name=path, show=False)
     return app
 
 
@@ -193,7 +228,20 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     print(build().generate_completion(shell=shell))
 
 
+def _negative_values(argv: Sequence[str]) -> list[str]:
+    """The words with `--delay -5s` as `--delay=-5s`: no option begins with a digit, so an error calls
+    the value negative, not missing."""
+    words: list[str] = []
+    for n, word in enumerate(argv):
+        if words and re.match(r"-\.?\d", word) and re.fullmatch("--[a-z-]+", words[-1]) and "--" not in argv[:n]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
 def run(argv: Sequence[str]) -> int:
+    argv = _negative_values(argv)
     app = build(argv)
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
@@ -205,7 +253,7 @@ def run(argv: Sequence[str]) -> int:
         if as_json:
             _print_document(WrongUsage(_usage(error)))
         else:
-            print(f"hadelay: {_usage(error)}", file=sys.stderr)
+            note(f"hadelay: {_usage(error)}")
         return USAGE
     except KeyboardInterrupt as stop:
         if not stop.args and not as_json:
@@ -217,6 +265,10 @@ def run(argv: Sequence[str]) -> int:
         return OK
     except Exception as error:
         problem = error
+        # A command that cannot be imported is reported by cyclopts, with the reason as its cause.
+        missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        if isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in _OF_NODES:
+            problem = errors.ConfigError(f"this command needs the packages of a node ({missing.name}): {INSTALL_NODE}")
         if type(error).__module__.startswith(("pyspark", "py4j")):
             from hadelay.pipeline.session import plain
 
@@ -231,10 +283,15 @@ def run(argv: Sequence[str]) -> int:
     else:
         command = list(argv[:2])
         servers = "--endpoint" if command[:1] == ["pipeline"] and command[1:] != ["replay"] else "--servers"
-        print(f"hadelay: {message(problem, servers)}", file=sys.stderr)
+        note(f"hadelay: {message(problem, servers)}")
     return code
 
 
+#: Packages of the extra `server` that commands import; an installation of the client alone lacks them.
+_OF_NODES = frozenset({
+    "aiohappyeyeballs", "cronsim", "google_crc32c", "jinja2", "lmdb", "msgpack", "numpy", "pyroaring", "pysyncobj",
+    "structlog", "uvloop",
+})  # fmt: skip
 #: Option names of other systems → the names in hadelay, for error messages.
 _SYNONYMS = {
     "--at": "--deliver-at", "--in": "--delay", "--after": "--delay", "--eta": "--deliver-at", "--countdown": "--delay",
@@ -274,7 +331,7 @@ def _print_document(error: Exception) -> None:
         error = kind(str(error) or type(error).__name__)
     # Print the error without the HTTP status, because often no node has answered.
     document = {name: value for name, value in error.document().items() if name != "status"}
-    print(json.dumps(document, default=str), file=sys.stderr)
+    note(json.dumps(document, default=str).replace("\x7f", "\\u007f"))
 
 
 def message(error: Exception, servers: str) -> str:
@@ -288,6 +345,8 @@ def message(error: Exception, servers: str) -> str:
         return f"{text}\n  A node answers, but does not serve: GET /readyz?verbose on each node tells the reason."
     if isinstance(error, errors.NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
+    if isinstance(error, errors.Unauthorized) and "HADELAY_TOKEN" not in text:
+        return f"{text}\n  Give a token of this cluster: set HADELAY_TOKEN."
     if isinstance(error, HadelayError) and not error.outcome_known:
         return f"{text}\n  {unsettled(error.extra.get('idempotency_key'))}"
     return text

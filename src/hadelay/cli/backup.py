@@ -15,13 +15,13 @@ from hadelay import uris
 from hadelay.cli.output import Printing, Remote, emit_json, note, progress, show, table
 from hadelay.cli.remote import call
 from hadelay.cli.serve import Settings
+from hadelay.client.paths import reachable, segment
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, DiskFull, HadelayError, NoLeader, NotFound, Overloaded
-from hadelay.paths import reachable, segment
 from hadelay.pipeline.objects import Objects
 from hadelay.platform.disk import Disk
 from hadelay.settings.load import load
 from hadelay.settings.node import Config
-from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, LocalBackups
+from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Contents, LocalBackups
 
 #: Limit in bytes of one read of a snapshot's file.
 _PART = 4 << 20
@@ -141,9 +141,16 @@ class Copying:
         try:
             files = self._copy(url, snapshot)
             backup = Backup(
-                self.archive.files.format, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"],
-                int(snapshot["index"]), snapshot["term"], snapshot["time"], files, self.archive.files.part,
-            )  # fmt: skip
+                FORMAT,
+                snapshot["cluster_id"],
+                snapshot["group"],
+                snapshot["feature_level"],
+                int(snapshot["index"]),
+                snapshot["term"],
+                snapshot["time"],
+                files,
+                self.archive.files.part,
+            )
             self.archive.finish(backup, keep)
             complete = True
         finally:
@@ -190,7 +197,9 @@ class Copying:
         return read
 
 
-async def _restore(config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None]) -> None:
+async def _restore(
+    config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None], *, shard: bool
+) -> None:
     from hadelay.platform.runtime import Runtime
     from hadelay.server.restore import restore as fill
 
@@ -198,7 +207,7 @@ async def _restore(config: Config, archive: Archive, backup: Backup, copied: Cal
     runtime = Runtime(loop)
     ended: asyncio.Future[HadelayError | None] = loop.create_future()
     try:
-        fill(config, archive, backup, Disk(), runtime, ended.set_result, copied=copied)
+        fill(config, archive, backup, Disk(), runtime, ended.set_result, shard=shard, copied=copied)
         if (error := await ended) is not None:
             raise error
     finally:
@@ -206,9 +215,16 @@ async def _restore(config: Config, archive: Archive, backup: Backup, copied: Cal
 
 
 def restore(
-    backup: str, file: Path | None = None, /, *, data_dir: Path | None = None, index: int | None = None,
-    settings: Settings = (), printing: Printing = Printing(),
-) -> None:  # fmt: skip
+    backup: str,
+    file: Path | None = None,
+    /,
+    *,
+    data_dir: Path | None = None,
+    index: int | None = None,
+    shard: int | None = None,
+    settings: Settings = (),
+    printing: Printing = Printing(),
+) -> None:
     """Create the data directory of a node of a new cluster from a backup. Repeat this for each node. The new cluster
     needs another id and another group than the old one.
 
@@ -217,15 +233,16 @@ def restore(
         file: TOML file of the node, as for serve.
         data_dir: Empty directory that replaces node.data_dir.
         index: Index of an older backup in the directory. Default: the newest.
+        shard: Index of the shard, as for serve, 0 too. The shard creates no topics until `hadelay shards apply`.
         settings: KEY=VALUE that overrides the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
     """
     named = () if data_dir is None else (f"node.data_dir={data_dir}",)
-    config = load(None if file is None else str(file), os.environ, (*named, *settings))
+    config = load(None if file is None else str(file), os.environ, (*named, *settings), shard=shard or 0)
     archive = archive_at(backup)
     found = archive.read(index)
     try:
         with progress(found.size, sizes=True) as update:
-            asyncio.run(_restore(config, archive, found, lambda size: update(advance=size)))
+            asyncio.run(_restore(config, archive, found, lambda size: update(advance=size), shard=shard is not None))
     except (OSError, DiskFull) as failed:
         raise OSError(
             f"{config.node.data_dir}: {failed}. Nothing was restored: fix the cause and run the command again"

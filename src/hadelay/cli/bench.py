@@ -14,9 +14,14 @@ from hadelay.errors import BadRequest, HadelayError
 
 
 def bench(
-    *, count: int = 10_000, batch: int = 100, size: int = 200, delay: str = "2s", threads: int = 4,
+    *,
+    count: int = 10_000,
+    batch: int = 100,
+    size: int = 200,
+    delay: str = "2s",
+    threads: int = 4,
     remote: Remote = Remote(),
-) -> None:  # fmt: skip
+) -> None:
     """Publish, receive and ack messages on a running cluster, and print rates and latencies.
 
     One Python process makes the load, so the rates are lower bounds; `make bench` in a checkout measures the cluster

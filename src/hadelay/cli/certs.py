@@ -24,8 +24,13 @@ _NODE = (
 
 
 def certs(
-    directory: Path, /, *nodes: str, host: Several = (), days: int = 365, printing: Printing = Printing(),
-) -> None:  # fmt: skip
+    directory: Path,
+    /,
+    *nodes: str,
+    host: Several = (),
+    days: int = 365,
+    printing: Printing = Printing(),
+) -> None:
     """Create certificates for the nodes of a cluster, signed by the cluster's own certificate authority (CA).
 
     The first run creates the CA (ca.pem, ca.key); keep ca.key off the nodes. Each named node gets a new NODE.pem and
@@ -84,7 +89,7 @@ def _is_address(host: str) -> bool:
 
 def _issue(
     directory: Path, file: str, name: str, days: int, extensions: Sequence[str], signed: Sequence[str] = ()
-) -> Path:  # fmt: skip
+) -> Path:
     """Create or replace FILE.key and FILE.pem; returns the path of FILE.pem. signed: options that name the CA; without
     them, the certificate is signed with its own key."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:

@@ -1,10 +1,11 @@
-"""`hadelay check`: compare the nodes' files at one applied index; check whether a node may stop."""
+"""`hadelay check`: compare the nodes' files with each other, or with their checksums; check whether a node may stop."""
 
 import time
 from typing import Any
 
 from hadelay.cli.output import Remote, emit_json, note, show, table
 from hadelay.cli.remote import call, call_member
+from hadelay.cli.shards import Shards
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 
 
@@ -66,8 +67,49 @@ def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def files(*, now: bool = False, timeout: float = 3_600, remote: Remote = Remote()) -> int:
+    """Show whether each node's files are sound. Exit code 1 unless all files of all nodes are.
+
+    Each node compares the bytes of all its files with their checksums, again and again, and repairs damaged entries
+    from other nodes. `hadelay check replicas` compares the nodes' checksums with each other, and reads no file.
+
+    Args:
+        now: Let each node compare all of its files now, at up to 32 MiB per second, and wait for it.
+        timeout: Limit of this wait, in seconds.
+    """
+    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})["members"]
+    end, begun = time.monotonic() + timeout, {} if not now else _patrols(members, remote, "POST")
+    while True:
+        found = _patrols(members, remote, "GET")
+        if begun:  # a node that has restarted since has forgotten that it was asked
+            asked = {name: report.get("wanted", 0) for name, report in begun.items()}
+            anew = [one for one in members if found[one["name"]].get("wanted", 0) < asked[one["name"]]]
+            begun |= _patrols(anew, remote, "POST")
+        left = [name for name, report in begun.items() if found[name].get("rounds", 0) < report.get("wanted", 0)]
+        if not left:
+            break
+        if time.monotonic() > end:
+            raise OutcomeUnknown(f"{', '.join(left)}: not all files were read within {timeout:.0f} s; raise --timeout")
+        time.sleep(0.5)
+    for report in found.values():
+        report["sound"] = not report["problem"] and report["checked_at"] is not None and not report["damaged"]
+    show(list(found.values()), remote, ("node", "sound", "checked_at", "repaired", "damaged", "problem"))
+    return 0 if all(report["sound"] for report in found.values()) else 1
+
+
+def _patrols(members: list[dict[str, Any]], remote: Remote, method: str) -> dict[str, dict[str, Any]]:
+    """Reports of the members' patrols by name; `problem` says why a member gave none."""
+    found = {}
+    for member in members:
+        try:
+            found[member["name"]] = {**call_member(remote, member, method, "/v1/patrol", needs="rounds"), "problem": ""}
+        except (HadelayError, OSError) as error:
+            found[member["name"]] = {"node": member["name"], "checked_at": None, "damaged": [], "problem": str(error)}
+    return found
+
+
 def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
-    """Check whether a node may stop now. Exit code 1 if not.
+    """Check whether a node may stop now, in each shard that has a node of this name. Exit code 1 if not.
 
     The command asks all other voters. A majority of all voters must see, without this node, a majority of voters that
     are linked, admitted and not far behind.
@@ -75,13 +117,19 @@ def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
     Args:
         node: Name of the node. Default: check each node; exit code 1 if none may stop.
     """
-    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})["members"]
-    names = [member["name"] for member in members]
+    shards = Shards.named_by(remote, {}, stale=True).at
+    rows, names = [], dict[str, bool]()
+    for shard, at in sorted(shards.items()):
+        members = call(at, "GET", "/v1/cluster", needs="members", query={"stale": True})["members"]
+        for name in [member["name"] for member in members]:
+            if node in (None, name):
+                rows.append(({"shard": shard} if len(shards) > 1 else {}) | _without(name, members, at))
+            names[name] = names.get(name, True) and (node not in (None, name) or rows[-1]["may_stop"])
     if node is not None and node not in names:
         raise NotFound(f"there is no node {node!r}; choose one of {', '.join(names)}")
-    rows = [_without(name, members, remote) for name in ([node] if node else names)]
-    show(rows, remote, ("node", "may_stop", "say_yes", "needed", "others"))
-    return 0 if any(row["may_stop"] for row in rows) else 1
+    columns = ("node", "may_stop", "say_yes", "needed", "others")
+    show(rows, remote, ("shard", *columns) if len(shards) > 1 else columns)
+    return 0 if any(may_stop for name, may_stop in names.items() if node in (None, name)) else 1
 
 
 def _without(name: str, members: list[dict[str, Any]], remote: Remote) -> dict[str, Any]:

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hadelay.cli.output import Printing, Remote, Several, Stale, emit_json, fields, note, show, table
+from hadelay.cli.output import Printing, Remote, Several, Stale, emit_json, fields, note, say, show, table
 from hadelay.cli.remote import call, call_member
+from hadelay.client.paths import segment
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
-from hadelay.paths import segment
 
 _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
-_TERMS = ("term", "leader", "since", "why")
+_TERMS = ("term", "leader", "since", "why", "overdue", "leases", "lag_ms")
 _BACKUPS = ("at", "node", "bytes", "read_bytes", "outcome")
 #: Limit of terms that the status shows.
 _SHOWN = 5
 _LISTED = ("name", "role", "raft", "http", "lag", "version")
-_TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
+_TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired", "aws")
 _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
 #: Pause between two requests for the state of a new member, in seconds.
 _LOOK_S = 0.5
@@ -32,12 +32,13 @@ def status(*, stale: Stale = False, remote: Remote = Remote()) -> None:
     if remote.output == "json":
         emit_json(found)
         return
-    members = [{**member, "state": state_of(remote, member)} for member in found.pop("members")]
-    terms, backups = found.pop("terms", [])[:_SHOWN], found.pop("backups", [])
+    members = [{**_in_words(member), "state": state_of(remote, member)} for member in found.pop("members")]
+    terms = [{**term, **(term.pop("took_over", None) or {})} for term in found.pop("terms", [])[:_SHOWN]]
+    backups = found.pop("backups", [])
     fields(found)
     for rows, columns in ((terms, _TERMS), (backups, _BACKUPS), (members, _MEMBERS)):
         if rows:
-            print()
+            say()
             table(rows, columns)
 
 
@@ -57,8 +58,8 @@ def transfer(to: str | None = None, /, *, remote: Remote = Remote()) -> None:
     Args:
         to: Name of the new leader. Default: the follower with the smallest lag.
     """
-    wish = {} if to is None else {"to": to}
-    show(call(remote, "POST", "/v1/cluster:transfer-leader", wish, needs="leader", timeout_s=30), remote)
+    document = {} if to is None else {"to": to}
+    show(call(remote, "POST", "/v1/cluster:transfer-leader", document, needs="leader", timeout_s=30), remote)
 
 
 def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> None:
@@ -69,14 +70,23 @@ def drain(node: str, /, *, undo: bool = False, remote: Remote = Remote()) -> Non
         node: Name of the node.
         undo: Put the node back into traffic.
     """
-    wish = {"node": node, "undo": undo}
-    show(call(remote, "POST", "/v1/cluster:drain", wish, needs="drained", timeout_s=30), remote)
+    document = {"node": node, "undo": undo}
+    show(call(remote, "POST", "/v1/cluster:drain", document, needs="drained", timeout_s=30), remote)
 
 
 def list_members(*, remote: Remote = Remote()) -> None:
     """List the members of the cluster. A learner receives all data, but does not vote yet."""
-    members = [{name: member.get(name) for name in _LISTED} for member in _members(remote).values()]
-    show(members, remote, _LISTED)
+    members = _members(remote).values()
+    if remote.output == "json":
+        rows = [{name: member.get(name, False) for name in (*_LISTED, "drained")} for member in members]
+        emit_json(rows)
+    else:
+        table(map(_in_words, members), _LISTED)
+
+
+def _in_words(member: dict[str, Any]) -> dict[str, Any]:
+    """The member for a table: a drained one says so beside its role."""
+    return {**member, "role": f"{member['role']}, drained"} if member.get("drained") else member
 
 
 def add_member(name: str, raft: str, /, *, wait: bool = False, remote: Remote = Remote()) -> None:
@@ -188,17 +198,28 @@ def bootstrap(*, printing: Printing = Printing()) -> None:
 
 
 def create_token(
-    name: str, /, *, scope: Several, lifetime: str | None = None, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+    name: str,
+    /,
+    *,
+    scope: Several,
+    lifetime: str | None = None,
+    aws: bool = False,
+    remote: Remote = Remote(),
+) -> None:
     """Create a token and print it. The token cannot be shown again.
 
     Args:
         name: Name of the owner, for the audit trail and for refusals. Names need not be unique.
         scope: publish, consume, read or admin, for all topics; or limited to topics, as publish:orders-*. Repeatable.
         lifetime: Time until the token expires: 90d, 12h. Default: valid until revoked.
+        aws: Also print a secret access key, with which AWS SDKs sign their requests. The access key id is the token's
+            id.
     """
-    wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
-    show(call(remote, "POST", "/v1/tokens", wish, needs="token"), remote)
+    document = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
+    made = call(remote, "POST", "/v1/tokens", document | ({"aws": True} if aws else {}), needs="token")
+    show(made, remote)
+    if aws:
+        note(f"For AWS SDKs: AWS_ACCESS_KEY_ID is {made['id']}, AWS_SECRET_ACCESS_KEY is the aws_secret above.")
 
 
 def list_tokens(*, remote: Remote = Remote()) -> None:

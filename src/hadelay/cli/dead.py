@@ -6,13 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-
-from hadelay.cli.output import PAGE, Limit, Remote, Topic, Yes, confirm, note, progress, show, show_pages
+from hadelay.cli.output import PAGE, Limit, Remote, Topic, Yes, confirm, json_line, note, progress, show, show_pages
 from hadelay.cli.remote import call
 from hadelay.cli.topic import counted
+from hadelay.client.paths import segment
 from hadelay.errors import BadRequest
-from hadelay.paths import segment
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
 #: Page size of an export, in messages; a payload has up to 1 MiB.
@@ -55,12 +53,12 @@ def redrive_all(topic: Topic, /, *, rate: float | None = None, remote: Remote = 
     Args:
         rate: Messages per second. Default: no limit.
     """
-    wish: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
-    show(_redrive(remote, topic, wish, "redriving"), remote)
+    document: dict[str, Any] = {"all": True} | ({} if rate is None else {"rate": rate})
+    show(_redrive(remote, topic, document, "redriving"), remote)
 
 
-def _redrive(remote: Remote, topic: str, wish: dict[str, Any], needs: str) -> Any:
-    return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", wish, needs=needs)
+def _redrive(remote: Remote, topic: str, document: dict[str, Any], needs: str) -> Any:
+    return call(remote, "POST", f"/v1/topics/{segment(topic)}/dead:redrive", document, needs=needs)
 
 
 def purge(topic: Topic, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
@@ -119,7 +117,7 @@ def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor
         while True:
             page = _page(remote, topic, _EXPORTED, cursor, body=True)
             for letter in page["messages"]:
-                out.write(msgspec.json.encode(letter) + b"\n")
+                out.write(json_line(letter))
             out.flush()
             done += len(page["messages"])
             cursor = page["cursor"]

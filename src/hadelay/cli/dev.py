@@ -2,6 +2,9 @@
 
 Node i = 0…N−1 is called n<i+1>, serves HTTP on port base + i and its peers on base + N + i. The directory has a TOML
 file, a log and a data directory per node, and `cluster.json`, to start a killed node again by name.
+
+With S shards, each node has S processes of `hadelay serve FILE --shard`, on the ports base + S·i + shard and base +
+S·(N + i) + shard. The process of node n1 and shard 2 is called n1-s2.
 """
 
 import asyncio
@@ -12,42 +15,71 @@ import secrets
 import signal
 import socket
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from cyclopts import Parameter
 
-from hadelay.cli.output import Printing, emit_json, note
+from hadelay.cli import shards as shard_commands
+from hadelay.cli.output import Printing, Remote, emit_json, note, say
 from hadelay.cli.serve import Settings, run_node
-from hadelay.errors import Conflict, HadelayError, NotFound
+from hadelay.errors import BadRequest, Conflict, Forbidden, HadelayError, NotFound, Unauthorized
 from hadelay.platform.disk import Disk, private, replace_file
 from hadelay.settings.load import load
+from hadelay.settings.shardmap import MAX_SHARDS
 
 #: Timeout of a node's own shutdown, in seconds: leaders hand over, and all nodes make a checkpoint.
 END_S = 20.0
+#: Timeout, in seconds, of giving the shards their map once all nodes are ready.
+_MAP_S = 30.0
+#: Pause between two attempts to do so, in seconds.
+_PAUSE_S = 0.2
+#: Port of the first node, unless --port-base names another.
+DEFAULT_PORT = 8400
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
+class Replica(NamedTuple):
+    """One process: the node of this index in one shard."""
+
+    node: int
+    shard: int
+
+    @property
+    def name(self) -> str:
+        return f"n{self.node + 1}-s{self.shard}" if self.shard else f"n{self.node + 1}"
+
+
 class Layout(msgspec.Struct, kw_only=True):
-    """Content of cluster.json. founded: all nodes were ready once; an empty data directory is now a data loss."""
+    """Content of cluster.json. founded: number of shards whose nodes were all ready once; an empty data directory of
+    these is now a data loss."""
 
     id: str
     nodes: int
     port_base: int
+    shards: int = 1
     sync: Literal["commit", "interval"] = "commit"
     settings: list[str] = []
-    founded: bool = False
+    founded: int = 0
 
     def names(self) -> list[str]:
         return [f"n{i + 1}" for i in range(self.nodes)]
 
-    def http(self, i: int) -> str:
-        return f"127.0.0.1:{self.port_base + i}"
+    def replicas(self) -> list[Replica]:
+        return [Replica(i, shard) for shard in range(self.shards) for i in range(self.nodes)]
 
-    def raft(self, i: int) -> str:
-        return f"127.0.0.1:{self.port_base + self.nodes + i}"
+    def http(self, i: int, shard: int = 0) -> str:
+        return f"127.0.0.1:{self.port_base + i * self.shards + shard}"
+
+    def raft(self, i: int, shard: int = 0) -> str:
+        return f"127.0.0.1:{self.port_base + (self.nodes + i) * self.shards + shard}"
+
+    def urls(self, shard: int) -> dict[str, str]:
+        return {name: f"http://{self.http(i, shard)}" for i, name in enumerate(self.names())}
 
     def toml(self, i: int, directory: Path) -> str:
         name = self.names()[i]
@@ -56,7 +88,7 @@ class Layout(msgspec.Struct, kw_only=True):
             f"# Written by `hadelay dev`.\n"
             f'[node]\nname = "{name}"\ndata_dir = "{directory / name}"\n\n'
             f'[cluster]\nid = "{self.id}"\n\n'
-            f'[http]\nlisten = "{self.http(i)}"\n\n'
+            f'[http]\nlisten = "{self.http(i)}"\naws = true\n\n'
             f'[dispatch]\nsync = "{self.sync}"\n\n'
             f'[raft]\nlisten = "{self.raft(i)}"\n\n'
             f'[webhooks]\nallow = ["127.0.0.0/8", "::1/128"]\n\n'
@@ -68,24 +100,37 @@ class Layout(msgspec.Struct, kw_only=True):
 
 
 def dev(
-    *, nodes: int | None = None, data_dir: Path = Path("hadelay-dev"), port_base: int | None = None,
-    dispatch_sync: Literal["commit", "interval"] | None = None, settings: Settings = (),
-    start: Annotated[str | None, Parameter(name="--start")] = None, printing: Printing = Printing(),
-) -> int:  # fmt: skip
+    *,
+    nodes: int | None = None,
+    shards: int | None = None,
+    data_dir: Path = Path("hadelay-dev"),
+    port_base: int | None = None,
+    dispatch_sync: Literal["commit", "interval"] | None = None,
+    settings: Settings = (),
+    start: Annotated[str | None, Parameter(name="--start")] = None,
+    printing: Printing = Printing(),
+) -> int:
     """Run a cluster of real processes in the foreground, until SIGINT or SIGTERM ends all of them.
 
     Args:
         nodes: Number of nodes. Default: 3, or those of the directory's cluster.
+        shards: Number of shards, clusters of as many nodes each that share all topics. A directory's number may grow.
+            Default: 1, or those of the directory.
         data_dir: Directory of the cluster.
-        port_base: First port: an HTTP port per node, then a link port per node. Default: 8400, or the directory's.
+        port_base: First port: an HTTP port per process, then a link port per process. Default: 8400, or the
+            directory's.
         dispatch_sync: commit: a hand-out waits for its replication. interval: a hand-out does not wait.
         settings: KEY=VALUE for every node, such as limits.max_delay_ms=30d. May be repeated.
-        start: Start only this node of an existing cluster, for example after a kill.
+        start: Start only this node of an existing cluster, for example after a kill; n1-s2 is that of shard 2.
     """
+    import_module("lmdb")  # an installation of the client alone says so here, not in the logs of three nodes
     directory = data_dir.absolute()
     if start is not None:
         return _start_one(directory, start, settings, printing)
-    layout = _prepare(directory, nodes, port_base, dispatch_sync, settings)
+    layout = _layout(directory, nodes, shards, port_base)
+    layout.sync = dispatch_sync or layout.sync
+    layout.settings = list(settings) or layout.settings
+    _prepare(layout, directory)
     return asyncio.run(_Cluster(layout, directory, printing).run())
 
 
@@ -96,23 +141,32 @@ def _read_layout(directory: Path) -> Layout | None:
         return None
 
 
-def _prepare(directory: Path, nodes: int | None, port_base: int | None, sync: Any, settings: tuple[str, ...]) -> Layout:
+def _layout(directory: Path, nodes: int | None, shards: int | None, port_base: int | None) -> Layout:
     layout = _read_layout(directory)
     if layout is None:
-        layout = Layout(id=f"dev-{secrets.token_hex(4)}", nodes=nodes or 3, port_base=port_base or 8400)
+        layout = Layout(id=f"dev-{secrets.token_hex(4)}", nodes=nodes or 3, port_base=port_base or DEFAULT_PORT)
     elif nodes not in (None, layout.nodes):
         raise Conflict(f"{directory} holds a cluster of {layout.nodes} nodes, not {nodes}: use another --data-dir")
+    if shards is not None and not 1 <= shards <= MAX_SHARDS:
+        raise BadRequest(f"--shards {shards}: expected 1 to {MAX_SHARDS}")
+    if shards is not None and shards < layout.founded:
+        raise Conflict(
+            f"{directory} holds {layout.founded} shards, and no shard can be removed: use another --data-dir"
+        )
+    layout.shards = shards or layout.shards
     layout.port_base = port_base or layout.port_base
-    layout.sync = sync or layout.sync
-    layout.settings = list(settings) or layout.settings
-    for i in range(layout.nodes):
-        for address in (layout.http(i), layout.raft(i)):
+    return layout
+
+
+def _prepare(layout: Layout, directory: Path) -> None:
+    """Check the ports, and write the files of the nodes."""
+    for i, shard in layout.replicas():
+        for address in (layout.http(i, shard), layout.raft(i, shard)):
             _must_be_free(address)
     Disk().makedirs(str(directory))
     for i, name in enumerate(layout.names()):
         replace_file(Disk(), str(directory / f"{name}.toml"), layout.toml(i, directory).encode())
     layout.save(directory)
-    return layout
 
 
 def _must_be_free(address: str) -> None:
@@ -121,6 +175,8 @@ def _must_be_free(address: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(port)))
+        except OverflowError:
+            raise BadRequest(f"{address}: the last port is 65535; choose a lower --port-base") from None
         except OSError as error:
             raise Conflict(
                 f"{address}: {error.strerror}; stop the process that listens there, or choose another --port-base"
@@ -131,11 +187,14 @@ def _start_one(directory: Path, name: str, settings: tuple[str, ...], printing: 
     layout = _read_layout(directory)
     if layout is None:
         raise NotFound(f"{directory} holds no cluster: `hadelay dev --data-dir {directory}` creates one")
-    if name not in layout.names():
-        raise NotFound(f"no node {name} in {directory}; choose one of {', '.join(layout.names())}")
-    founding = () if layout.founded else ("cluster.init=true",)
+    replicas = {replica.name: replica for replica in layout.replicas()}
+    if name not in replicas:
+        raise NotFound(f"no node {name} in {directory}; choose one of {', '.join(replicas)}")
+    i, shard = replicas[name]
+    founding = () if shard < layout.founded else ("cluster.init=true",)
     overrides = (*founding, *layout.settings, *settings)
-    return run_node(load(str(directory / f"{name}.toml"), os.environ, overrides), printing)
+    file = directory / f"{layout.names()[i]}.toml"
+    return run_node(load(str(file), os.environ, overrides, shard=shard), printing)
 
 
 class _Cluster:
@@ -143,13 +202,14 @@ class _Cluster:
 
     def __init__(self, layout: Layout, directory: Path, printing: Printing) -> None:
         self.layout, self.directory, self.json = layout, directory, printing.output == "json"
+        self.replicas = {replica.name: replica for replica in layout.replicas()}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def run(self) -> int:
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        for name in self.layout.names():
+        for name in self.replicas:
             self.processes[name] = await self._spawn(name)
         stop = asyncio.create_task(stopping.wait())
         supervision = asyncio.create_task(self._supervise())
@@ -165,12 +225,18 @@ class _Cluster:
 
     async def _supervise(self) -> None:
         await asyncio.gather(*map(self._until_ready, self.processes))
+        self.layout.founded = self.layout.shards
+        self.layout.save(self.directory)
+        if self.layout.shards > 1:
+            await self._share_topics()
         self._greet()
         await asyncio.gather(*map(self._watch, self.processes))
 
     async def _spawn(self, name: str) -> asyncio.subprocess.Process:
-        arguments = [str(self.directory / f"{name}.toml"), "--output", "json"]
-        arguments += [] if self.layout.founded else ["--init"]
+        i, shard = self.replicas[name]
+        arguments = [str(self.directory / f"{self.layout.names()[i]}.toml"), "--output", "json"]
+        arguments += ["--shard", str(shard)] if shard else []
+        arguments += [] if shard < self.layout.founded else ["--init"]
         for setting in self.layout.settings:
             arguments += ["--set", setting]
         with open(self.directory / f"{name}.log", "ab", opener=private) as log:
@@ -197,22 +263,60 @@ class _Cluster:
                     return
         raise HadelayError(f"{name} ended before it was ready; {self._log_tail(name)}")
 
+    async def _share_topics(self) -> None:
+        """Give all shards their map. Shards that require tokens get it by hand, since only their admin has a token."""
+        token = os.environ.get("HADELAY_TOKEN", "")
+        nodes = {shard: self.layout.urls(shard) for shard in range(self.layout.shards)}
+        at = {shard: Remote(servers=",".join(urls.values()), token=token) for shard, urls in nodes.items()}
+        end = time.monotonic() + _MAP_S
+        while True:
+            try:
+                await asyncio.to_thread(shard_commands.share, at, nodes)
+                return
+            except (Unauthorized, Forbidden) as error:
+                note(f"The shards have no common map yet: {error}. With a token of each shard: hadelay shards add 1 …")
+                return
+            except (HadelayError, OSError) as error:
+                known = isinstance(error, HadelayError) and not error.retryable
+                if known or time.monotonic() > end:
+                    raise HadelayError(f"the shards got no common map: {error}") from error
+            await asyncio.sleep(_PAUSE_S)
+
     def _greet(self) -> None:
-        self.layout.founded = True
-        self.layout.save(self.directory)
-        nodes = [
-            {"name": name, "pid": process.pid, "http": f"http://{self.layout.http(i)}", "raft": self.layout.raft(i)}
-            for i, (name, process) in enumerate(self.processes.items())
-        ]
+        nodes: list[dict[str, Any]] = [
+            {
+                "name": name, "shard": shard, "pid": self.processes[name].pid,
+                "http": f"http://{self.layout.http(i, shard)}", "raft": self.layout.raft(i, shard),
+            }
+            for name, (i, shard) in self.replicas.items()
+        ]  # fmt: skip
         if self.json:
             emit_json({"ready": True, "nodes": nodes})
             return
         for node in nodes:
-            print(f"{node['name']}  {node['http']}  pid {node['pid']}")
+            say(f"{node['name']}  {node['http']}  pid {node['pid']}")
         url = nodes[0]["http"]
-        note(f"\nTry, in another terminal (data and logs are in {self.directory}; Ctrl-C ends all):")
+        note(f"\nData and logs: {self.directory}, now {self._megabytes()} MB per node; Ctrl-C ends all.")
+        note("Try, in another terminal:")
         note(f"  curl -H 'Content-Type: text/plain' -d 'hello' '{url}/v1/topics/greetings/messages?delay=5s'")
-        note(f'  curl -L -d \'{{"wait": "10s"}}\' {url}/v1/topics/greetings/receive')
+        note(f"  curl -L -H 'Accept-Body: text' -d '{{\"wait\": \"10s\"}}' {url}/v1/topics/greetings/receive")
+        note(f"The console: {url}/")
+        if self.layout.shards > 1:
+            note(
+                f"\n{self.layout.shards} shards share the topics; any node takes requests for all: hadelay shards list"
+            )
+        if self.layout.port_base != DEFAULT_PORT or self.layout.shards > 1:
+            servers = ",".join(node["http"] for node in nodes)
+            note(f"Other commands and programs find the cluster by:\n  export HADELAY_SERVERS={servers}")
+
+    def _megabytes(self) -> int:
+        """Disk space that the processes take, on average."""
+        size = 0
+        for name in self.layout.names():
+            with contextlib.suppress(FileNotFoundError):  # nodes replace and remove files meanwhile
+                for path in (self.directory / name).rglob("*"):
+                    size += path.stat().st_blocks * 512
+        return size // len(self.processes) // 1_000_000
 
     async def _watch(self, name: str) -> None:
         code = await self.processes[name].wait()
@@ -242,3 +346,11 @@ class _Cluster:
                 note(f"hadelay: {name} (pid {process.pid}) did not end within {END_S:.0f} s: killing it")
                 process.kill()
         await asyncio.wait(waits)
+        for name, (i, shard) in self.replicas.items():
+            try:
+                _must_be_free(self.layout.http(i, shard))
+            except Conflict:
+                note(
+                    f"hadelay: {name} still runs at {self.layout.http(i, shard)}: press Ctrl-C where "
+                    f"--start {name} runs"
+                )

@@ -101,7 +101,8 @@ def _print(rows: list[Row], columns: tuple[str, ...], printing: Printing) -> Non
 
 
 def _cell(name: str, value: Any) -> Any:
-    if name.endswith("_ms") and isinstance(value, int) and 0 < value < END_OF_YEARS_MS:  # others are of damaged rows
+    # other numbers come from damaged rows
+    if name.endswith("_ms") and isinstance(value, int) and 0 < value < END_OF_YEARS_MS:
         return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}.{value % 1000:03}"
     if isinstance(value, bytes):
         return _text(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")

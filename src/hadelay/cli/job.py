@@ -1,4 +1,4 @@
-"""`hadelay job`: commands cancel, reschedule, deliver, redrive, delete-dead, list, get, watch, stop."""
+"""`hadelay job`: commands cancel, reschedule, deliver, redrive, delete-dead, transfer, list, get, watch, stop."""
 
 import secrets
 import time
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Remote, Yes, confirm, progress, show
+from hadelay.cli.output import Partial, Remote, Yes, confirm, note_missing, progress, show
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest
 
@@ -15,9 +15,7 @@ _COLUMNS = ("id", "state", "action", "topic", "progress", "done", "leased", "mov
 #: Pause between two looks at a running job, in seconds.
 _LOOK_S = 0.5
 Pattern = Annotated[str, Parameter(help="Name of a topic, or a pattern such as 'orders-*'; '*' is all topics.")]
-Error = Annotated[
-    str, Parameter(show_default=False, help="Only letters with this last error; a number in it means any number.")
-]
+Retrying = Annotated[bool, Parameter(negative="", help="Only messages that wait after a failed attempt.")]
 Number = Annotated[int, Parameter(help="Number of the job, as hadelay job list shows it.")]
 
 
@@ -34,6 +32,8 @@ class Job:
     "Only messages of this group."
     schedule: Annotated[str, Parameter(show_default=False)] = ""
     "Only messages that this schedule made."
+    error: Annotated[str, Parameter(show_default=False)] = ""
+    "Only dead letters, or messages that wait after a failed attempt, with this last error; a number is any number."
     id: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     "Only the message with this id. May be repeated, up to 200 times."
     start: Annotated[str | None, Parameter(name="--from")] = None
@@ -48,7 +48,7 @@ class Job:
     "Begin the job and return; hadelay job watch shows how far it is."
     yes: Yes = False
 
-    def wish(self, action: str, topic: str, error: str = "") -> dict[str, Any]:
+    def document(self, action: str, topic: str, *, retrying: bool = False) -> dict[str, Any]:
         """Body of the requests that count and that begin the job."""
         found: dict[str, Any] = {
             "topic": topic,
@@ -56,68 +56,96 @@ class Job:
             "key_prefix": self.key_prefix,
             "group": self.group,
         }
-        found |= {"schedule": self.schedule, "ids": list(self.id), "error": error, "from": self.start, "to": self.to}
+        found |= {"schedule": self.schedule, "ids": list(self.id), "error": self.error, "retrying": retrying}
+        found |= {"from": self.start, "to": self.to}
         rate = {} if self.rate is None else {"rate": self.rate}
         return {"action": action, "filter": {name: value for name, value in found.items() if value}, **rate}
 
 
-def cancel(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
+def cancel(topic: Pattern, /, *, retrying: Retrying = False, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Cancel all waiting messages that a filter selects. Shows their number and asks for confirmation."""
-    _run(remote, job, job.wish("cancel", topic), "cancels")
+    _run(remote, job, job.document("cancel", topic, retrying=retrying), "cancels")
 
 
 def reschedule(
-    topic: Pattern, /, *, shift: str | None = None, deliver_at: str | None = None, delay: str | None = None,
-    job: Job = Job(), remote: Remote = Remote(),
-) -> None:  # fmt: skip
+    topic: Pattern,
+    /,
+    *,
+    shift: str | None = None,
+    delay: str | None = None,
+    deliver_at: str | None = None,
+    retrying: Retrying = False,
+    job: Job = Job(),
+    remote: Remote = Remote(),
+) -> None:
     """Make all waiting messages that a filter selects due at another time. Asks for confirmation.
 
     Args:
-        shift: Move each due time by this: 1d, or --shift=-90m for earlier times.
-        deliver_at: New due time of all: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        shift: Move each due time by this: 1d later, or --shift=-90m for earlier times.
         delay: New due time of all, counted from the beginning of the job: 15m.
+        deliver_at: New due time of all: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     """
-    change = {name: text for name, text in (("shift", shift), ("to", deliver_at), ("delay", delay)) if text is not None}
+    given = {"shift": shift, "delay": delay, "deliver_at": deliver_at}
+    change = {name: text for name, text in given.items() if text is not None}
     if len(change) != 1:
-        raise BadRequest("give one of --shift, --deliver-at and --delay")
-    _run(remote, job, job.wish("reschedule", topic) | change, "reschedules")
+        raise BadRequest("give one of --shift, --delay and --deliver-at")
+    _run(remote, job, job.document("reschedule", topic, retrying=retrying) | change, "reschedules")
 
 
-def deliver(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
+def deliver(topic: Pattern, /, *, retrying: Retrying = False, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Make all scheduled messages that a filter selects due now. Shows their number and asks for confirmation."""
-    _run(remote, job, job.wish("deliver_now", topic), "delivers")
+    _run(remote, job, job.document("deliver_now", topic, retrying=retrying), "delivers")
 
 
-def redrive(topic: Pattern, /, *, error: Error = "", job: Job = Job(), remote: Remote = Remote()) -> None:
+def redrive(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Make all dead letters that a filter selects due again; --from and --to mean the times of death."""
-    _run(remote, job, job.wish("redrive", topic, error), "redrives")
+    _run(remote, job, job.document("redrive", topic), "redrives")
 
 
-def delete_dead(topic: Pattern, /, *, error: Error = "", job: Job = Job(), remote: Remote = Remote()) -> None:
+def delete_dead(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Delete all dead letters that a filter selects for good. Shows their number and asks for confirmation.
 
     --from and --to mean the times of death."""
-    _run(remote, job, job.wish("delete_dead", topic, error), "deletes for good")
+    _run(remote, job, job.document("delete_dead", topic), "deletes for good")
 
 
-def _run(remote: Remote, job: Job, wish: dict[str, Any], verb: str) -> None:
+def transfer(
+    topic: Pattern,
+    /,
+    *,
+    into: str | None = None,
+    retrying: Retrying = False,
+    job: Job = Job(),
+    remote: Remote = Remote(),
+) -> None:
+    """Move all waiting messages that a filter selects to another topic: dead letters back to where they died.
+
+    Args:
+        into: Topic that gets the messages. Default: each goes back to the topic whose dead_letter brought it here. With
+            tokens, the default needs the scope publish for all topics.
+    """
+    change = {} if into is None else {"into": into}
+    _run(remote, job, job.document("transfer", topic, retrying=retrying) | change, "moves")
+
+
+def _run(remote: Remote, job: Job, document: dict[str, Any], verb: str) -> None:
     if job.dry_run or not job.yes:
-        found = _counted(remote, wish)
+        found = _counted(remote, document)
         if job.dry_run:
             show(found, remote)
             return
-        confirm(f"{verb} {found['matched']:,} messages of {wish['filter']['topic']}")
-    begun = call(remote, "POST", "/v1/jobs", wish | {"request_id": secrets.token_hex(16)}, needs="began_at")
+        confirm(f"{verb} {found['matched']:,} messages of {document['filter']['topic']}")
+    begun = call(remote, "POST", "/v1/jobs", document | {"request_id": secrets.token_hex(16)}, needs="began_at")
     show(_row(begun if job.detach else _watched(remote, begun), remote), remote)
 
 
-def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:
+def _counted(remote: Remote, document: dict[str, Any]) -> dict[str, Any]:
     """Count the messages that a job would change, in several requests of about a second each; returns the sums."""
     found: dict[str, Any] = {"matched": 0, "leased": 0, "first": None, "last": None}
     cursor: dict[str, Any] = {}
     with progress(100) as update:
         while True:
-            part = call(remote, "POST", "/v1/jobs:count", wish | cursor, needs="matched")
+            part = call(remote, "POST", "/v1/jobs:count", document | cursor, needs="matched")
             found["matched"] += part["matched"]
             found["leased"] += part["leased"]
             # Compare times as texts: in the API's answers all times are in UTC and equally long.
@@ -129,10 +157,11 @@ def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:
             cursor = {"cursor": part["cursor"]}
 
 
-def list_(*, remote: Remote = Remote()) -> None:
+def list_(*, partial: Partial = False, remote: Remote = Remote()) -> None:
     """List running jobs and the latest ended ones, oldest first."""
-    jobs = call(remote, "GET", "/v1/jobs", needs="jobs")["jobs"]
-    show([_row(job, remote) for job in jobs], remote, _COLUMNS)
+    found = call(remote, "GET", "/v1/jobs", needs="jobs", query={"partial": partial})
+    show([_row(job, remote) for job in found["jobs"]], remote, _COLUMNS)
+    note_missing(found)
 
 
 def get(number: Number, /, *, remote: Remote = Remote()) -> None:

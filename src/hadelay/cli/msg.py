@@ -3,107 +3,123 @@
 import base64
 import secrets
 import sys
+from collections.abc import Iterator, Sequence
+from inspect import Parameter as Argument
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from hadelay import paths
+from hadelay.api.publishoptions import HEADERS, OPTIONS
 from hadelay.cli.output import (
     Limit,
     MessageId,
     OfKey,
     OfTopic,
+    OptionalTopic,
+    Partial,
     Remote,
     Several,
     Stale,
-    Topic,
+    emit_bytes,
     emit_json,
     fields,
     note,
+    option,
+    say,
     show,
     show_pages,
     table,
+    takes,
 )
 from hadelay.cli.remote import call
+from hadelay.client import paths
+from hadelay.client.paths import segment
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
-from hadelay.paths import segment
 
-_COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
+_COLUMNS = ("id", "state", "deliver_at", "attempt", "retry", "key", "tags", "size")
 _OUTCOME = ("id", "topic", "key", "outcome", "outcomes", "detail")
-_HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to")
+_HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "old_deliver_at", "new_deliver_at", "from", "to")
 
 
 #: Timeout of a request, in seconds, besides the time for which it waits.
 _TIMEOUT_S = 15.0
 
 
+#: Options of a publish by the name of the command's option.
+_OPTIONS = {row.command or name: (name, row) for name, row in OPTIONS.items() if row.command is not None}
+
+
+def _options() -> Iterator[Argument]:
+    for command, (_, row) in _OPTIONS.items():
+        kind: Any = Several if row.repeated else str | None
+        if row.kind.choices:
+            kind = Literal[row.kind.choices] | None
+        again = " May be repeated." if row.repeated else ""
+        yield option(command, kind, () if row.repeated else None, row.help + again)
+
+
+@takes(_options())
 def put(
-    topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
-    key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
-    max_wait: str | None = None, unique_for: str | None = None, ttl: str | None = None, tag: Several = (),
-    callback: str | None = None, group: str | None = None, forward: Several = (),
-    on_success: str | None = None, on_failure: str | None = None,
+    topic: str,
+    body: str | None = None,
+    /,
+    *,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
-    content_type: str | None = None, meta: Several = (), idempotency_key: str | None = None,
     remote: Remote = Remote(),
-) -> None:  # fmt: skip
+    **given: Any,
+) -> None:
     """Publish one message, and print its id.
 
     Args:
         topic: Name of the topic. The first publish creates it.
         body: The payload. Without a body and --file, standard input is read.
-        delay: Time until the message is due: 250ms, 15m, 2h30m, 7d.
-        deliver_at: Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
-        key: Your name for the message within the topic, to find, cancel, reschedule or replace it.
-        on_conflict: If a message with this key is pending: keep it (the default), replace it, or reject the new one.
-        max_wait: With --on-conflict replace: limit of the total delay since the first of the replaced messages.
-        unique_for: With --key: drop this publish if the key was published within this time, at most 7d, also if that
-            message is settled. The time of the first publish counts.
-        ttl: Time after which the message expires, counted from its due time.
-        tag: Tag that consumers can filter by. May be repeated.
-        callback: Webhook URL for this message, if the topic allows one.
-        group: Message group: the topic hands out at most group_concurrency messages of a group at once.
-        forward: NAME=VALUE, a header of the message's webhook calls. May be repeated.
-        on_success: Topic of the callback about this message's ack, if the topic allows one.
-        on_failure: Topic of the callback about this message's death, if the topic allows one.
         file: Read the payload from a file.
-        content_type: Content type, stored and given to the consumer.
-        meta: NAME=VALUE, stored with the message. May be repeated.
-        idempotency_key: Key that makes a repetition of this command harmless. Default: a random key.
     """
     if body is not None and file is not None:
         raise BadRequest("give either a body or --file, not both")
     if body is None and file is None and sys.stdin.isatty():
         note("Type the payload; Ctrl-D ends it:")
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
-    headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
-    headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
-    headers |= _named("meta", meta) | _named("forward", forward)
-    query = {
-        "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
-        "unique_for": unique_for, "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
-        "on_success": on_success, "on_failure": on_failure,
-    }  # fmt: skip
+    headers = {
+        "Idempotency-Key": secrets.token_hex(16),
+        "Content-Type": "text/plain; charset=utf-8" if body else "application/octet-stream",
+    }
+    query = dict[str, str]()
+    for command, (name, row) in _OPTIONS.items():
+        value, header = given.get(command), HEADERS[name]
+        if value is None or value == ():
+            continue
+        if row.query:
+            query[name] = ",".join(value) if row.repeated else value
+        else:
+            headers |= _named(command, header[:-1], value) if row.repeated else {header: value}
     path = f"/v1/topics/{segment(topic)}/messages"
     show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)
 
 
-def _named(option: str, pairs: Several) -> dict[str, str]:
-    """Headers from an option's NAME=VALUE pairs."""
+def _named(option: str, prefix: str, pairs: Several) -> dict[str, str]:
+    """Headers from an option's NAME=VALUE pairs. prefix: of the headers' names."""
     headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name or not name.isascii():
             raise BadRequest(f"--{option} {pair}: expected NAME=VALUE, the name in ASCII")
-        headers[f"Hadelay-{option.title()}-{name}"] = value
+        headers[prefix + name] = value
     return headers
 
 
 def get(
-    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, body: bool = False, stale: Stale = False,
-    wait: float = 0, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+    id: MessageId = None,
+    /,
+    *,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    body: bool = False,
+    stale: Stale = False,
+    wait: float = 0,
+    remote: Remote = Remote(),
+) -> None:
     """Show a message: its state, times and history, and the result that its ack carried.
 
     Args:
@@ -116,8 +132,7 @@ def get(
     if remote.output == "json":
         emit_json(found)
     elif body:
-        sys.stdout.buffer.write(base64.b64decode(found["body_base64"]))
-        sys.stdout.buffer.flush()
+        emit_bytes(base64.b64decode(found["body_base64"]))
     else:
         history = found.pop("history", [])
         fields(found)
@@ -126,24 +141,51 @@ def get(
 
 
 def list_(
-    topic: Topic, /, *, state: str = "pending", start: Annotated[str | None, Parameter(name="--from")] = None,
-    to: str | None = None, tag: Several = (), limit: Limit = 100, stale: Stale = False, remote: Remote = Remote(),
-) -> None:  # fmt: skip
-    """List the messages of a topic in due order. As JSON, a line each.
+    topic: OptionalTopic = None,
+    /,
+    *,
+    prefix: str | None = None,
+    state: str = "pending",
+    start: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None,
+    tag: Several = (),
+    limit: Limit = 100,
+    stale: Stale = False,
+    partial: Partial = False,
+    remote: Remote = Remote(),
+) -> None:
+    """List the messages of a topic, or of all topics, in due order. As JSON, a line each.
 
     Args:
-        state: scheduled, ready, blocked, leased, acked, cancelled, expired, dead, with commas; pending: the first four.
+        prefix: Without a topic: beginning of the names of the topics whose messages to list.
+        state: scheduled, ready, blocked, leased, acked, cancelled, expired, dead, with commas; pending: the first four;
+            retrying: those that wait after a failed attempt.
         start: Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
         to: End of the due times, exclusive.
         tag: Only messages with this tag. May be repeated: with all of these tags.
     """
-    query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": stale}
+    if topic is not None and prefix is not None:
+        raise BadRequest("give either a topic or --prefix")
+    path = "/v1/messages" if topic is None else f"/v1/topics/{segment(topic)}/messages"
+    query = {"prefix": prefix, "state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": stale}
+    if topic is None:
+        query["partial"] = partial
 
     def page(size: int, cursor: str | None) -> Any:
         asked = {**query, "limit": size, "cursor": cursor}
-        return call(remote, "GET", f"/v1/topics/{segment(topic)}/messages", needs="messages", query=asked)
+        return call(remote, "GET", path, needs="messages", query=asked)
 
-    show_pages(page, limit, remote, _COLUMNS)
+    show_pages(page, limit, remote, _COLUMNS, row=_row)
+
+
+def _row(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a table, with its next attempt in words: 9 of 84 after HTTP 503."""
+    if (retry := message.get("retry")) is None:
+        return message
+    most, last = retry.get("max_attempts"), retry.get("last") or {}
+    words = f"{retry['attempt']} of {most}" if most else f"{retry['attempt']}"
+    why = last.get("reason") or last.get("event", "").replace("_", " ")
+    return {**message, "retry": f"{words} after {why}" if why else words}
 
 
 def cancel(*ids: str, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> int:
@@ -173,19 +215,36 @@ def cancel(*ids: str, topic: OfTopic = None, key: OfKey = None, remote: Remote =
 
 
 def reschedule(
-    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, delay: str | None = None,
-    deliver_at: str | None = None, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+    id: MessageId = None,
+    /,
+    *,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    shift: str | None = None,
+    delay: str | None = None,
+    deliver_at: str | None = None,
+    expected: str | None = None,
+    remote: Remote = Remote(),
+) -> None:
     """Make a message due at another time; its id stays. Exit code 1 if the message is not pending, or leased.
 
     Args:
+        shift: Move the due time by this: 3h later, or --shift=-90m for an earlier time.
         delay: Delay from now: 250ms, 15m, 2h30m, 7d.
-        deliver_at: Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        deliver_at: Due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        expected: Due time that the message has to have; otherwise nothing changes, and the exit code is 1. With
+            --shift, the default is the due time that the message has now.
     """
-    if (delay is None) == (deliver_at is None):
-        raise BadRequest("give either --delay or --deliver-at")
-    wish = {"deliver_at": deliver_at} if delay is None else {"delay": delay}
-    show(call(remote, "PATCH", message_path(id, topic, key), wish, needs="deliver_at"), remote)
+    given = {"shift": shift, "delay": delay, "deliver_at": deliver_at}
+    document = {name: text for name, text in given.items() if text is not None}
+    if len(document) != 1:
+        raise BadRequest("give one of --shift, --delay and --deliver-at")
+    path = message_path(id, topic, key)
+    if shift is not None and expected is None:
+        expected = call(remote, "GET", path, needs="deliver_at")["deliver_at"]
+    if expected is not None:
+        document["expected_deliver_at"] = expected
+    show(call(remote, "PATCH", path, document, needs="deliver_at"), remote)
 
 
 def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
@@ -201,9 +260,16 @@ def message_path(id: str | None, topic: str | None, key: str | None) -> str:
 
 
 def receive(
-    *topics: str, most: Annotated[int, Parameter(name=("--max", "-n"))] = 10, wait: str = "0s",
-    lease: str | None = None, tag: Several = (), any_tag: Several = (), keep: bool = False, remote: Remote = Remote(),
-) -> int:  # fmt: skip
+    *topics: str,
+    most: Annotated[int, Parameter(name=("--max", "-n"))] = 10,
+    wait: str = "0s",
+    lease: str | None = None,
+    tag: Several = (),
+    any_tag: Several = (),
+    group_max: int | None = None,
+    keep: bool = False,
+    remote: Remote = Remote(),
+) -> int:
     """Receive due messages, print them, and ack them. Exit code 3 if no message was due.
 
     Args:
@@ -213,14 +279,15 @@ def receive(
         lease: Length of the lease.
         tag: Only messages with this tag. May be repeated: with all of these tags.
         any_tag: Only messages with one of these tags. May be repeated.
+        group_max: Limit of messages of one group, in order, where topics hand out one at a time; default 1.
         keep: Do not ack: print the leases, and let them expire.
     """
     if not topics:
         raise BadRequest("name at least one topic")
-    wish: dict[str, Any] = {"topics": topics, "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
-    given = {"lease": lease, "tags": tag or None, "any_tags": any_tag or None}
-    wish |= {name: value for name, value in given.items() if value is not None}
-    messages = call(remote, "POST", "/v1/receive", wish, needs="messages", timeout_s=75)["messages"]
+    document: dict[str, Any] = {"topics": topics, "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
+    given = {"lease": lease, "tags": tag or None, "any_tags": any_tag or None, "group_max": group_max}
+    document |= {name: value for name, value in given.items() if value is not None}
+    messages = call(remote, "POST", "/v1/receive", document, needs="messages", timeout_s=75)["messages"]
     for message in messages:
         _print(message, remote, keep)
     if messages and not keep:
@@ -231,8 +298,19 @@ def receive(
             many = f"{len(lost)} of {len(messages)}"
             raise HadelayError(f"{many} leases expired before the ack: their messages will be delivered again")
     if not messages:
-        note("nothing is due")
+        note("\n".join(["nothing is due", *_unknown(topics, remote)]))
     return 0 if messages else 3
+
+
+def _unknown(topics: Sequence[str], remote: Remote) -> Iterator[str]:
+    """A sentence for each of the topics that does not exist; none without the right to read them."""
+    for topic in topics:
+        try:
+            call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
+        except NotFound as error:
+            yield str(error)
+        except (HadelayError, OSError):
+            return
 
 
 def _print(message: dict[str, Any], remote: Remote, keep: bool) -> None:
@@ -246,4 +324,4 @@ def _print(message: dict[str, Any], remote: Remote, keep: bool) -> None:
         text = f"{len(data):,} bytes"
     again = " again" if message["redelivered"] else ""
     lease = f"  lease {message['lease']}" if keep else ""
-    print(f"{message['id']}  {message['topic']}  late {message['late_ms']:,} ms{again}{lease}  {text}")
+    say(f"{message['id']}  {message['topic']}  late {message['late_ms']:,} ms{again}{lease}  {text}")

@@ -26,11 +26,13 @@ PAGE = 1_000
 
 # Types of arguments that many commands share, with their help texts.
 Topic = Annotated[str, Parameter(help="Name of the topic.")]
+OptionalTopic = Annotated[str | None, Parameter(help="Name of the topic. Default: all topics.")]
 MessageId = Annotated[str | None, Parameter(help="Id of the message: 13 characters, returned by the publish.")]
 OfTopic = Annotated[str | None, Parameter(help="Topic of the message, with --key instead of an id.")]
 OfKey = Annotated[str | None, Parameter(help="Key of the message, with --topic instead of an id.")]
 Stale = Annotated[bool, Parameter(help="Show the asked node's own view; works without a leader.")]
 Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="Limit of results; 0: all.")]
+Partial = Annotated[bool, Parameter(help="Leave out what shards have that do not answer, instead of an error.")]
 Yes = Annotated[bool, Parameter(name=("--yes", "-y"), help="Do not ask for confirmation; required in scripts.")]
 #: Type of a repeatable option; the help does not show its empty default.
 Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
@@ -54,6 +56,9 @@ class Remote(Printing):
     "URLs of one or more nodes, separated by commas; any node serves every request."
     token: Annotated[str, Parameter(env_var="HADELAY_TOKEN", show_default=False)] = ""
     "Token, if the cluster requires one. Other users of this machine can see the option, but not the variable."
+
+    shard: Annotated[int | None, Parameter(env_var="HADELAY_SHARD", show_default=False)] = None
+    "Shard to ask, of several, where the command is not about one topic or message. Default: all shards, as one."
 
     def addresses(self) -> list[str]:
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]
@@ -81,14 +86,47 @@ def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[...
     return decorate
 
 
+def json_line(value: Any) -> bytes:
+    """`value` as one line of JSON. Characters that a terminal may obey are escaped, which changes no value."""
+    text = msgspec.json.encode(value).decode()
+    if not text.isascii() or "\x7f" in text:
+        text = "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return text.encode() + b"\n"
+
+
+def _escaped(character: str) -> str:
+    """JSON escapes for a character; those of the standard library leave DEL as it is."""
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
+
+
 def emit_json(value: Any) -> None:
     """Print a value as one line of JSON, and flush: a reader may wait for the line."""
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    emit_bytes(json_line(value))
+
+
+def emit_bytes(data: bytes) -> None:
+    """Write a payload to stdout as it is, and flush; to a terminal, as cleaned text."""
+    if sys.stdout.isatty():
+        data = clean(data.decode(errors="replace")).encode()
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def clean(text: str) -> str:
+    """`text` without control characters and characters that turn the direction of writing: names, bodies and reasons
+    are others' words, and a terminal would obey them. Lines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def say(text: str = "") -> None:
+    """Print a line for people, cleaned. All that the command line prints for people goes through say() and note()."""
+    print(clean(text), flush=True)
+
+
+def note(text: str, end: str = "\n") -> None:
+    """Print a remark on stderr, cleaned."""
+    print(clean(text), end=end, file=sys.stderr, flush=True)
 
 
 def confirm(effect: str) -> None:
@@ -98,7 +136,7 @@ def confirm(effect: str) -> None:
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise BadRequest(f"this {effect}, and there is no terminal to confirm; nothing was done. Use --yes")
-    print(f"This {effect}. This cannot be undone. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    note(f"This {effect}. This cannot be undone. Continue? [y/N] ", end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("not confirmed: nothing was done")
 
@@ -111,7 +149,7 @@ class Declined(HadelayError):
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     for line in table_lines(rows, columns):
-        print(line)
+        say(line)
 
 
 def table_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
@@ -120,7 +158,7 @@ def table_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> It
     A narrow terminal drops columns without values; if the table still does not fit, each row becomes a block with a
     line per field. In a file or a pipe, every row is one line.
     """
-    cells = [{column: cell(row.get(column)) for column in columns} for row in rows]
+    cells = [{column: cell(row.get(column), column) for column in columns} for row in rows]
     width = _columns()
     widths = _widths(cells, columns, width)
     if widths is None:
@@ -136,6 +174,9 @@ def table_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> It
 
 _PIPE_COLUMNS = 400
 _GAP = 2
+#: Fields whose numbers name a thing rather than count things: users copy and compare these numbers.
+_NAMING = ("index", "term", "applied", "pid", "port", "seq", "position", "offset", "feature_level", "generation")
+_NAMING_ENDS = ("_index", "_term", "_offset", "_seq")
 
 
 def _columns() -> int:
@@ -174,7 +215,7 @@ def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 @contextmanager
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
-) -> Iterator[Callable[..., None]]:  # fmt: skip
+) -> Iterator[Callable[..., None]]:
     """Progress bar on stderr if it is a terminal; yields a function that is called with completed=… or advance=….
     sizes: the counts are bytes."""
     from rich import progress as rich
@@ -191,31 +232,32 @@ def progress(
 def fields(value: Mapping[str, Any]) -> None:
     """Print a mapping, one line per field."""
     for line in _field_lines(value):
-        print(line)
+        say(line)
 
 
 def _field_lines(value: Mapping[str, Any]) -> Iterator[str]:
     width = max(map(len, value), default=0)
     room = max(_columns() - width - _GAP, 1)
     for name, item in value.items():
-        for n, line in enumerate(_lines(cell(item), room) or [""]):
+        for n, line in enumerate(_lines(cell(item, name), room) or [""]):
             yield f"{'' if n else name:<{width}}{' ' * _GAP}{line}"
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, name: str = "") -> str:
+    """`value` as people read it. name: of its field; numbers that name a thing, such as an index, are not grouped."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        return str(value) if name in _NAMING or name.endswith(_NAMING_ENDS) else f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.2f}"
     if isinstance(value, Mapping):
-        return " ".join(f"{k}={cell(v)}" for k, v in value.items())
+        return " ".join(f"{k}={cell(v, str(k))}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    # Replace control sequences of terminals, which a key or a reason may contain.
+    # No line breaks: a value stays in its cell.
     return "".join(c if c.isprintable() else "�" for c in str(value))
 
 
@@ -229,18 +271,33 @@ def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
         table(value, columns)
 
 
+def with_shard(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+    """The columns, and the shard as the second one if there are several."""
+    return (columns[0], "shard", *columns[1:]) if any("shard" in row for row in rows) else columns
+
+
+def note_missing(answer: Mapping[str, Any]) -> None:
+    """Say which shards did not answer a request for all."""
+    for shard in answer.get("missing", ()):
+        note(f"shard {shard} does not answer: what it has is left out")
+
+
 def show_pages(
-    page: Callable[[int, str | None], Any], limit: int, printing: Printing, columns: Sequence[str],
+    page: Callable[[int, str | None], Any],
+    limit: int,
+    printing: Printing,
+    columns: Sequence[str],
     row: Callable[[Any], Mapping[str, Any]] = lambda message: message,
-) -> None:  # fmt: skip
+) -> None:
     """Print the messages of all pages, up to `limit` (0: all); JSON is printed page by page. page(size, cursor):
     fetches one page. row: makes a message's row of the table."""
     if limit < 0:
         raise BadRequest(f"--limit {limit}: expected 0 or more")
     rows: list[Mapping[str, Any]] = []
-    found, cursor = 0, None
+    found, cursor, missing = 0, None, set[int]()
     while True:
         answer = page(min(limit - found, PAGE) if limit else PAGE, cursor)
+        missing |= set(answer.get("missing", ()))
         found, cursor = found + len(answer["messages"]), answer["cursor"]
         if printing.output == "json":
             for message in answer["messages"]:
@@ -250,6 +307,7 @@ def show_pages(
         if cursor is None or (limit and found >= limit):
             break
     if printing.output != "json":
-        table(rows, columns)
+        table(rows, with_shard(columns, rows))
+    note_missing({"missing": sorted(missing)})
     if cursor is not None:
         note(f"the first {found:,} results; raise --limit for more")

@@ -106,7 +106,7 @@ def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
     return int(summary.failed)
 
 
-@_takes(jobs.ReconcileOptions, *_READ)
+@_takes(jobs.ReconcileOptions, *_READ, "topics")
 def reconcile(*, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     return _run("reconcile", jobs.ReconcileOptions(source.options(given), check=source.verify, **given), source)
 
@@ -153,23 +153,32 @@ def tail(*, max_rows: int = 0, source: SourceOptions = SourceOptions(), **given:
     spark = source.spark()
     from hadelay.pipeline.tail import run
 
-    told = jobs.JobSummary("tail", batches=0, rows=0)
+    total = jobs.JobSummary("tail", batches=0, rows=0)
 
     def progress(summary: jobs.JobSummary) -> None:
-        told.update(summary)
+        total.update(summary)
         if options.every:
             note(f"{summary.rows:,} rows")
 
     with contextlib.suppress(KeyboardInterrupt):
         run(spark, options, progress)
-    told.notes.append(f"{told.rows:,} rows in {told.batches:,} micro-batches")
-    return _tell(told, source)
+    total.notes.append(f"{total.rows:,} rows in {total.batches:,} micro-batches")
+    return _tell(total, source)
 
 
 def schedule(
-    file: str, /, *, key: str, topic: str = "", columns: str = "", rejected: str = "", prefix: str = "",
-    format: Literal["", "csv", "parquet"] = "", timeout: int = 300, running: Running = Running(),
-) -> int:  # fmt: skip
+    file: str,
+    /,
+    *,
+    key: str,
+    topic: str = "",
+    columns: str = "",
+    rejected: str = "",
+    prefix: str = "",
+    format: Literal["", "csv", "parquet"] = "",
+    timeout: int = 300,
+    running: Running = Running(),
+) -> int:
     """Publish the rows of a table. Each row is published once, also if the command runs again within the hour.
 
     Columns are named like a message's fields: topic, body, deliver_at or delay, key, tags, ttl, meta …

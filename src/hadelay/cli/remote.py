@@ -4,21 +4,24 @@ Standard library only, because importing a client library would delay commands. 
 request has an Idempotency-Key or a request_id, or is harmless to repeat.
 """
 
+import difflib
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from hadelay import errors
-from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
+from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, not_http, refusal, without_tls
 from hadelay.cli.output import Remote
+from hadelay.client.paths import may_follow, of_shard, reachable, relayed, segment, with_query
 from hadelay.errors import HadelayError
-from hadelay.paths import encrypted_too, reachable, relayed, with_query
+from hadelay.model import SEPARATOR
 
 #: Timeout of connecting, in seconds; the answer has its own timeout.
 _CONNECT_S = 3.0
@@ -28,10 +31,18 @@ _ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
 
 def call(
-    remote: Remote, method: str, path: str, body: Any = None, *, needs: str = "",
-    query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 15.0,
-    decode: Callable[[bytes], Any] = msgspec.json.decode, node: str = "",
-) -> Any:  # fmt: skip
+    remote: Remote,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    needs: str = "",
+    query: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 15.0,
+    decode: Callable[[bytes], Any] = msgspec.json.decode,
+    node: str = "",
+) -> Any:
     """Send a request; returns the decoded answer (default: JSON). Raises a node's refusal as its exception class in
     hadelay.errors.
 
@@ -40,7 +51,7 @@ def call(
     node: name of the node that must answer; answers of other nodes are ignored.
     """
     data, sent = _encoded(body, {**(headers or {})}, remote.token.strip())
-    request = _Request(method, with_query(path, query or {}), data, sent, timeout_s)
+    request = _Request(method, of_shard(with_query(path, query or {}), remote.shard), data, sent, timeout_s)
     problems: list[Exception] = []
     for url in remote.addresses():
         try:
@@ -56,7 +67,38 @@ def call(
             problems.append(error)
             if isinstance(error, HadelayError) and error.outcome_known and not isinstance(error, _ASK_ANOTHER):
                 break
-    raise _cause(problems, sent.get("Idempotency-Key"))
+    raise _advised(_cause(problems, sent.get("Idempotency-Key")), remote, path, body)
+
+
+def _advised(error: Exception, remote: Remote, path: str, body: Any) -> Exception:
+    """The same error, with advice if the request lacked a token, or named a topic or a schedule that does not exist."""
+    if isinstance(error, errors.Unauthorized) and error.of_a_node and not remote.token:
+        return errors.Unauthorized("the cluster requires a token: set HADELAY_TOKEN, or use --token")
+    if isinstance(error, errors.NotFound) and (named := _named(path, body)):
+        error.detail += meant(remote, *named)
+        error.args = (error.detail,)
+    return error
+
+
+def _named(path: str, body: Any) -> tuple[str, str] | None:
+    """Kind and name of the topic or schedule that a request is about."""
+    if found := re.match(r"/v1/(topics|schedules)/([^/:?]+)", path):
+        return found[1], unquote(found[2])
+    topic = body.get("filter", {}).get("topic") if isinstance(body, dict) else None
+    return ("topics", topic) if topic else None
+
+
+def meant(remote: Remote, kind: str, name: str) -> str:
+    """Sentence about a topic or schedule that does not exist, to add to an error: the most similar name that exists;
+    empty if there is none, or if the token may not list them. kind: topics or schedules."""
+    of, separator, _ = name.partition(SEPARATOR)
+    path = f"/v1/{kind}/{segment(of)}/subscriptions" if separator else f"/v1/{kind}"
+    try:
+        names = [one[kind[:-1]] for one in call(remote, "GET", path, needs=kind)[kind]]
+    except (HadelayError, OSError):
+        return ""
+    similar = [] if name in names else difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    return f". Did you mean {similar[0]}?" if similar else ""
 
 
 def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
@@ -152,16 +194,28 @@ def _exchange(url: str, request: _Request) -> RemoteAnswer:
             connection.endheaders(request.body)
             answer = connection.getresponse()
             found = RemoteAnswer(url, answer.status, answer.headers, answer.read())
+        except http.client.BadStatusLine as error:
+            if isinstance(error, http.client.RemoteDisconnected):
+                raise _broken(url, request, error) from None
+            raise not_http(url, request.method, repr(str(error.args[0]).encode("latin-1"))) from None
         except (OSError, http.client.HTTPException) as error:
-            why = _unreachable(url, error)
-            raise why if request.method == "GET" else errors.OutcomeUnknown(str(why)) from None
+            raise _broken(url, request, error) from None
         finally:
             connection.close()
         if answer.status != 307 or not (location := answer.headers["Location"]):
             break
-        there = urlsplit(encrypted_too(url, location))
+        if not may_follow(url, location):
+            request = request._replace(target=relayed(request.target))
+            continue
+        there = urlsplit(location)
         redirected_by, url = url, f"{there.scheme}://{there.netloc}"
     return found
+
+
+def _broken(url: str, request: _Request, error: Exception) -> Exception:
+    """The error for a connection that broke after the request was sent."""
+    why = _unreachable(url, error)
+    return why if request.method == "GET" else errors.OutcomeUnknown(str(why))
 
 
 def _connected(url: str, request: _Request) -> http.client.HTTPConnection:
@@ -185,6 +239,8 @@ def _unreachable(url: str, error: Exception) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the server's certificate is not accepted: {error.verify_message}"
         return ConnectionError(f"{url}: {why} (set SSL_CERT_FILE to the file of its CA, or correct --servers)")
+    if without_tls(error):
+        return ConnectionError(f"{url}: the server does not speak TLS: try http:// (--servers)")
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{url} did not answer in time")
     if isinstance(error, http.client.RemoteDisconnected) and url.startswith("http:"):

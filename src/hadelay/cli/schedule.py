@@ -2,7 +2,6 @@
 
 import base64
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +12,13 @@ from cyclopts import Parameter
 from hadelay.cli.output import (
     PAGE,
     Limit,
+    Partial,
     Remote,
     Several,
     Stale,
     Yes,
     confirm,
+    emit_bytes,
     emit_json,
     fields,
     note,
@@ -26,13 +27,13 @@ from hadelay.cli.output import (
     table,
 )
 from hadelay.cli.remote import call
+from hadelay.client.paths import segment
 from hadelay.errors import BadRequest, Forbidden
-from hadelay.paths import segment
 
 _COLUMNS = ("schedule", "topic", "state", "times", "next", "made", "missed")
 _OCCURRENCES = ("at", "id", "state", "manual")
 
-Name = Annotated[str, Parameter(help="Name of the schedule: at most 128 of A-Z a-z 0-9 . _ -")]
+Name = Annotated[str, Parameter(help="Name of the schedule: at most 160 of A-Z a-z 0-9 . _ ~ -")]
 Cron = Annotated[
     str | None,
     Parameter(
@@ -89,21 +90,21 @@ def set_(
     pairs = [pair.partition("=") for pair in meta]
     if wrong := [pair for pair, (name_, equals, _) in zip(meta, pairs, strict=True) if not (name_ and equals)]:
         raise BadRequest(f"--meta {wrong[0]}: expected NAME=VALUE")
-    wish = _present(
+    document = _present(
         topic=topic, cron=cron, every=every, at=at, timezone=timezone, start=start, end=end,
         max_occurrences=max_occurrences, jitter=jitter, catch_up=catch_up, catch_up_window=catch_up_window,
         overlap=overlap, paused=paused or None, body_base64=base64.b64encode(payload).decode(),
         content_type=content_type or ("text/plain; charset=utf-8" if body else None), tags=tag,
         meta={name_: value for name_, _, value in pairs}, ttl=ttl, group=group,
     )  # fmt: skip
-    found = call(remote, "PUT", _path(name), wish, needs="schedule", query={"version": version})
+    found = call(remote, "PUT", _path(name), document, needs="schedule", query={"version": version})
     for warning in found.get("warnings") or () if remote.output != "json" else ():
         note(warning)
     show(found, remote)
 
 
 def get(name: Name, /, *, body: bool = False, stale: Stale = False, remote: Remote = Remote()) -> None:
-    """Show a schedule: its settings, its next occurrences, and what became of its last messages.
+    """Show a schedule: its settings, its next occurrences, and the states of its last messages.
 
     Args:
         body: Print only the payload, as bytes; with -o json, add the payload.
@@ -112,8 +113,7 @@ def get(name: Name, /, *, body: bool = False, stale: Stale = False, remote: Remo
     if remote.output == "json":
         emit_json(found)
     elif body:
-        sys.stdout.buffer.write(base64.b64decode(found.get("body_base64") or ""))
-        sys.stdout.buffer.flush()
+        emit_bytes(base64.b64decode(found.get("body_base64") or ""))
     else:
         last = found.pop("last", None) or []
         fields(found)
@@ -121,7 +121,7 @@ def get(name: Name, /, *, body: bool = False, stale: Stale = False, remote: Remo
             table(last, _OCCURRENCES)
 
 
-def list_(prefix: str = "", /, *, limit: Limit = 100, remote: Remote = Remote()) -> None:
+def list_(prefix: str = "", /, *, limit: Limit = 100, partial: Partial = False, remote: Remote = Remote()) -> None:
     """List schedules by name. As JSON, a line each.
 
     Args:
@@ -129,9 +129,9 @@ def list_(prefix: str = "", /, *, limit: Limit = 100, remote: Remote = Remote())
     """
 
     def page(size: int, cursor: str | None) -> Any:
-        query = {"prefix": prefix, "limit": size, "cursor": cursor}
+        query = {"prefix": prefix, "limit": size, "cursor": cursor, "partial": partial}
         found = call(remote, "GET", "/v1/schedules", needs="schedules", query=query)
-        return {"messages": found["schedules"], "cursor": found["cursor"]}
+        return {**found, "messages": found["schedules"]}
 
     show_pages(page, limit, remote, _COLUMNS)
 
@@ -186,14 +186,14 @@ def backfill(
         to: End of the range, exclusive.
         idempotency_key: Key that makes a repetition of this command harmless. Default: a random key.
     """
-    wish = {"from": start, "to": to}
-    results = _keyed(remote, f"{_path(name)}:backfill", wish, "results", idempotency_key)["results"]
+    document = {"from": start, "to": to}
+    results = _keyed(remote, f"{_path(name)}:backfill", document, "results", idempotency_key)["results"]
     show(results, remote, ("id", "deliver_at", "duplicate"))
 
 
-def _keyed(remote: Remote, path: str, wish: dict[str, Any], needs: str, key: str | None) -> Any:
+def _keyed(remote: Remote, path: str, document: dict[str, Any], needs: str, key: str | None) -> Any:
     headers = {"Idempotency-Key": secrets.token_hex(16) if key is None else key}
-    return call(remote, "POST", path, wish, needs=needs, headers=headers)
+    return call(remote, "POST", path, document, needs=needs, headers=headers)
 
 
 def preview(
@@ -206,8 +206,10 @@ def preview(
         count: Number of times.
         after: Time after which to begin. Default: now.
     """
-    wish = _present(cron=cron, every=every, at=at, timezone=timezone, start=start, end=end, count=count, after=after)
-    found = call(remote, "POST", "/v1/schedules:preview", wish, needs="next")
+    document = _present(
+        cron=cron, every=every, at=at, timezone=timezone, start=start, end=end, count=count, after=after
+    )
+    found = call(remote, "POST", "/v1/schedules:preview", document, needs="next")
     if remote.output == "json":
         emit_json(found)
         return

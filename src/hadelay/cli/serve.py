@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Printing, emit_json, note
+from hadelay.cli.output import Printing, emit_json, note, say
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.settings.load import load
 from hadelay.settings.node import Config
@@ -15,7 +15,13 @@ Settings = Annotated[tuple[str, ...], Parameter(name="--set", show_default=False
 
 
 def serve(
-    file: Path | None = None, /, *, init: bool = False, settings: Settings = (), printing: Printing = Printing()
+    file: Path | None = None,
+    /,
+    *,
+    init: bool = False,
+    shard: int = 0,
+    settings: Settings = (),
+    printing: Printing = Printing(),
 ) -> int:
     """Run one node until SIGTERM or SIGINT; a leader hands over first.
 
@@ -24,11 +30,13 @@ def serve(
     Args:
         file: TOML file; see docs/reference/config.md. HADELAY_… variables and --set override it.
         init: Found the cluster; required once, for an empty data directory.
+        shard: Index of the shard that this process is a node of: the index is added to cluster.group and to all ports
+            of the file, and cluster.id and the directories get their own.
         settings: KEY=VALUE that overrides the file, such as http.listen=127.0.0.1:8400. May be repeated.
     """
     founding = ("cluster.init=true",) if init or file is None else ()
     path = None if file is None else str(file)
-    return run_node(load(path, os.environ, (*founding, *settings)), printing)
+    return run_node(load(path, os.environ, (*founding, *settings), shard=shard), printing)
 
 
 def run_node(config: Config, printing: Printing) -> int:
@@ -49,20 +57,23 @@ def run_node(config: Config, printing: Printing) -> int:
         raise HadelayError(f"{damage}\n  {way_out}") from damage
 
 
-def config_check(file: Path | None = None, /, *, settings: Settings = (), printing: Printing = Printing()) -> None:
+def config_check(
+    file: Path | None = None, /, *, shard: int = 0, settings: Settings = (), printing: Printing = Printing()
+) -> None:
     """Load a configuration like `serve`, certificates and keys included, and list all errors with line and key.
 
     Args:
         file: TOML file. Default: only the environment and --set.
+        shard: Index of the shard, as for `serve`.
         settings: KEY=VALUE that overrides the file. May be repeated.
     """
-    config = load(None if file is None else str(file), os.environ, settings)
+    config = load(None if file is None else str(file), os.environ, settings, shard=shard)
     _read_certificates(config)
     if printing.output == "json":
         emit_json(config)
         return
     members = ", ".join(f"{name} at {address}" for name, address in config.members.items())
-    print(f"{file or 'defaults'}: fine. Node {config.node.name} of cluster {config.cluster.id}: {members}")
+    say(f"{file or 'defaults'}: fine. Node {config.node.name} of cluster {config.cluster.id}: {members}")
 
 
 def _read_certificates(config: Config) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any
 
-from hadelay.cli.output import Remote, cell, emit_json, table_lines
+from hadelay.cli.output import Remote, cell, clean, emit_json, say, table_lines, with_shard
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import BadRequest, HadelayError
 
 #: Minimum number of observations in a histogram bucket for interpolating a quantile within the bucket.
 _MANY = 30
-_TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
+_TOPICS = ("topic", "scheduled", "ready", "leased", "retrying", "dead", "oldest_ready_age_ms", "late_p99_ms")
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
 #: Free disk space, in bytes, below which a warning is shown; the same as in the alert HadelayDiskFull.
 _LITTLE = 1 << 30
@@ -38,14 +38,14 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
             if remote.output == "json":
                 emit_json(look)
             else:
-                print(_render(look), flush=True)
+                say(_render(look))
         return
     from rich.live import Live
     from rich.text import Text
 
-    with Live(Text(_render(next(looks))), screen=True, auto_refresh=False) as live:
+    with Live(Text(clean(_render(next(looks)))), screen=True, auto_refresh=False) as live:
         for look in looks:
-            live.update(Text(_render(look)), refresh=True)
+            live.update(Text(clean(_render(look))), refresh=True)
 
 
 def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, Any]]:
@@ -56,6 +56,7 @@ def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, A
         before = samples
         cluster, samples = _look(remote)
         seconds = time.monotonic() - began
+        fullest, missing = _fullest(remote, topics)
         yield {
             "cluster": cluster["cluster_id"],
             "time": cluster["time"],
@@ -63,7 +64,8 @@ def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, A
             "term": cluster["term"],
             "rates": _rates(before, samples, cluster["leader"], seconds),
             "nodes": [_node(m, before.get(m["name"]), samples.get(m["name"]), seconds) for m in cluster["members"]],
-            "topics": _fullest(remote, topics),
+            "topics": fullest,
+            **({"missing": missing} if missing else {}),
         }
 
 
@@ -141,11 +143,12 @@ def _quantile(part: float, name: str, before: Sample | None, now: Sample | None)
 
 def _node(member: dict[str, Any], before: Sample | None, now: Sample | None, seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {"node": member["name"], "role": member["role"], "lag": member["lag"]}
+    drained = ["drained"] if member.get("drained") else []
     if now is None:
         return row | {"detail": "does not answer"}
     row |= {
         "memory_mb": round(now["process_resident_memory_bytes"] / 1e6, 1), "clock_ms": member["clock_skew_ms"],
-        "connections": int(now["hadelay_http_connections"]), "detail": ", ".join(_trouble(now)),
+        "connections": int(now["hadelay_http_connections"]), "detail": ", ".join([*drained, *_trouble(now)]),
     }  # fmt: skip
     if before is None:
         return row
@@ -172,23 +175,28 @@ def _trouble(now: Sample) -> Iterator[str]:
         yield "clock alarm"
 
 
-def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
+def _fullest(remote: Remote, most: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """(fullest topics of all shards, shards that do not answer)"""
     try:
-        found = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
+        answer = call(remote, "GET", "/v1/topics", needs="topics", query={"partial": True})
     except (HadelayError, OSError):
-        found = call(remote, "GET", "/v1/topics", needs="topics", query={"stale": True})["topics"]
+        answer = call(remote, "GET", "/v1/topics", needs="topics", query={"stale": True, "partial": True})
+    found, missing = answer["topics"], answer.get("missing", [])
     found.sort(key=lambda topic: (-topic["ready"], -topic["scheduled"], topic["topic"]))
-    rows = [{name: topic.get(name) for name in _TOPICS} for topic in found[:most]]
+    rows = [{name: topic.get(name) for name in with_shard(_TOPICS, found)} for topic in found[:most]]
     for row, topic in zip(rows, found, strict=False):
+        row["retrying"] = topic.get("retrying", 0)
         row["late_p99_ms"] = topic["lateness"] and topic["lateness"]["p99_ms"]
-    return rows
+    return rows, missing
 
 
 def _render(look: dict[str, Any]) -> str:
     rates = (f"{name.replace('_', ' ')} {_rate(value)}" for name, value in look["rates"].items())
     return "\n".join([
         f"{cell(look['cluster'])}  {look['time']}  leader {look['leader'] or 'unknown'}, term {look['term']}",
-        "  ".join(rates), "", *table_lines(look["nodes"], _NODES), "", *table_lines(look["topics"], _TOPICS),
+        "  ".join(rates), "", *table_lines(look["nodes"], _NODES), "",
+        *table_lines(look["topics"], with_shard(_TOPICS, look["topics"])),
+        *(f"shard {shard} does not answer: its topics are left out" for shard in look.get("missing", ())),
     ])  # fmt: skip
 
 

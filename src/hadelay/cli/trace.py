@@ -7,24 +7,28 @@ from typing import Any
 
 from hadelay.api.verdict import timeline, verdict
 from hadelay.cli.msg import message_path
-from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, Stale, emit_json, fields, table
+from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, Stale, emit_json, fields, say, table
 from hadelay.cli.remote import call, call_member
+from hadelay.client.paths import segment
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
-from hadelay.paths import segment
+from hadelay.settings.kinds import shown_name
+from hadelay.settings.topic import SETTINGS
 
 _instant = datetime.fromisoformat
 #: Topic settings that affect the delivery of a message.
-_SETTINGS = (
-    "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "group_rate",
-    "paused", "paused_reason", "webhook",
-)  # fmt: skip
+_SETTINGS = [shown_name(name) for name, row in SETTINGS.items() if row.delivery]
 
 
 def trace(
-    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, stale: Stale = False,
+    id: MessageId = None,
+    /,
+    *,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    stale: Stale = False,
     remote: Remote = Remote(),
-) -> int:  # fmt: skip
+) -> int:
     """Show the status of a message and the reason for it, its history, its hours, and the view of each node. Exit code
     1 if the nodes disagree."""
     query = {"stale": stale}
@@ -72,17 +76,17 @@ def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _tell(found: dict[str, Any]) -> None:
-    print(f"{found['verdict']}\n")
+    say(f"{found['verdict']}\n")
     fields(found["message"])
-    print()
+    say()
     table(_lines(found["timeline"]), ("at", "to_due", "what"))
-    print()
+    say()
     table(found["places"], ("hour", "entry", "as"))
-    print()
+    say()
     if found["topic"]:
-        print(f"topic {found['message']['topic']}")
+        say(f"topic {found['message']['topic']}")
         fields({f"  {name}": value for name, value in found["topic"].items()})
-        print()
+        say()
     table(found["nodes"], ("node", "role", "state", "events", "detail"))
 
 
@@ -97,6 +101,6 @@ def _lines(timeline: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 _WORDS = {
-    "attempt": "attempt", "consumer": "by", "node": "through", "reason": "because:", "from": "from hour",
-    "to": "to hour",
+    "attempt": "attempt", "consumer": "by", "node": "through", "reason": "because:", "old_deliver_at": "due",
+    "new_deliver_at": "now due", "from": "from hour", "to": "to hour",
 }  # fmt: skip

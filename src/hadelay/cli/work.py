@@ -7,10 +7,17 @@ from cyclopts import Parameter
 
 
 def work(
-    app: str, /, *, concurrency: int = 10, processes: int = 1, drain: str = "8s", lease: str = "30s",
-    reload: bool = False, health: str | None = None,
+    app: str,
+    /,
+    *,
+    concurrency: int = 10,
+    processes: int = 1,
+    drain: str = "8s",
+    lease: str = "30s",
+    reload: bool = False,
+    health: str | None = None,
     servers: Annotated[str | None, Parameter(name=("--servers", "-s"), show_default=False)] = None,
-) -> int:  # fmt: skip
+) -> int:
     """Run the tasks of an app, until SIGTERM or SIGINT.
 
     The first signal fetches no more and lets running tasks finish for --drain. A second one gives them back now.

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec import schedules
-from hadelay.codec.ackresults import decode_results
-from hadelay.codec.callreplies import decode_replies
+from hadelay.codec import batches, publishcommand, schedules
 from hadelay.codec.commandtypes import (
     MAX_GRANT,
     MAX_REQUEST_ID,
@@ -28,34 +27,17 @@ from hadelay.codec.commandtypes import (
     RedriveCommand,
     RescheduleCommand,
     SettleLeases,
+    SubscriptionPut,
+    TopicExpiry,
+    TopicUse,
 )
-from hadelay.codec.formats import Rows
-from hadelay.codec.jobcommands import (
-    FillBegin,
-    JobBegin,
-    JobCursor,
-    begin_body,
-    decode_begin,
-    decode_fill,
-    decode_step,
-    decode_stop,
-    step_body,
-    stop_body,
-)
+from hadelay.codec.formats import U32, Rows
+from hadelay.codec.jobcommands import FillBegin, JobBegin, JobCursor, JobStep, JobStop
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.publishcommand import (
-    GROUP_ROW,
-    UNIQUE_ROW,
-    Publish,
-    decode_publish,
-    encode_with_sections,
-    hash_client_key,
-    with_groups,
-    with_uniques,
-)
-from hadelay.codec.settlement import DELAYS, REPLIES, RESULTS
-from hadelay.codec.topicexpiry import decode_expiry, expiry_body
-from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
+from hadelay.codec.publishcommand import decode_publish, hash_client_key
+from hadelay.codec.settlement import cut_reason, decode_settle, encode_settle
+from hadelay.codec.shardcommands import MAX_MAP_BYTES, PutShardMap, ShardStep
+from hadelay.codec.wire import COMMAND, Malformed, WireReader, cut_name, pack_name
 from hadelay.codec.wire import frame as _frame
 from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
@@ -64,22 +46,19 @@ from hadelay.model import MAX_RATE, MAX_REASON, Draft
 #: Maintenance job → default limit of the index entries that one of its slices looks at.
 _LIMITS = {
     Job.SWEEP: 16_384, Job.ROLL_FORWARD: 1_000, Job.RETIRE: 16_384, Job.TTL_EXPIRE: 500, Job.DROP_DEAD: 1_000,
-    Job.REDRIVE: 500,
+    Job.REDRIVE: 500, Job.BATCHES: 20,
 }  # fmt: skip
 
 _GRANT = struct.Struct("<IIqIBBBBH")
-#: First fields of an ACK, NACK or EXTEND: length of the node's name, number of leases, delay or lease in ms.
-LEASES = struct.Struct("<BIq")
+#: First fields of an EXTEND: lengths of the node's name and of the progress, number of leases, lease in ms.
+_EXTEND = struct.Struct("<BBIq")
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
-_WHEN = struct.Struct("<q?")
+_WHEN = struct.Struct("<q?q")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Value of a NACK after which its messages are dead, whatever their attempts; from the feature level OUTCOMES_LEVEL on.
-#: Below that level, apply takes the value for an uncounted NACK with a delay that is too long, and refuses it.
+#: Delay of a nack after which its messages are dead, whatever their attempts.
 DEAD_NOW = -(1 << 63)
-#: Section numbers of a PUBLISH2 command: groups, and `unique_for`; 1 is reserved for tags.
-_GROUPS, _UNIQUES = 2, 3
 #: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
@@ -87,17 +66,10 @@ _U64 = np.dtype("<u8")
 _U32 = np.dtype("<u4")
 
 
-def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """Encode a PUBLISH (layout: codec/publishcommand.py), or a PUBLISH2 if a message has a group or a `unique_for`.
-    node: name of the node that accepted the request."""
-    body, *sections = encode_with_sections(node, drafts, request_key)
-    command = _frame(Command.PUBLISH, body)
-    if not any(sections):
-        return command
-    given = [(number, rows) for number, rows in zip((_GROUPS, _UNIQUES), sections, strict=True) if rows]
-    return _frame(
-        Command.PUBLISH2, command, *(part for n, rows in given for part in (COMMAND.pack(n, len(rows)), rows))
-    )
+def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None, by: str = "") -> bytes:
+    """Encode a PUBLISH (layout: codec/publishcommand.py). node: name of the node that accepted the request. by: name
+    of the request's token, for the token's share of shared tables."""
+    return _frame(Command.PUBLISH, publishcommand.encode_publish(node, drafts, request_key, by))
 
 
 def encode_grant(grant: Grant) -> bytes:
@@ -106,42 +78,43 @@ def encode_grant(grant: Grant) -> bytes:
     assert len(hours) == len(indexes) <= MAX_GRANT
     assert len(grant.request_id) <= MAX_REQUEST_ID
     head = _GRANT.pack(
-        grant.term, grant.seq, grant.lease_ms, len(hours), len(consumer), len(grant.request_id), len(node),
-        grant.handed, grant.ahead_ms,
-    )  # fmt: skip
+        grant.term,
+        grant.seq,
+        grant.lease_ms,
+        len(hours),
+        len(consumer),
+        len(grant.request_id),
+        len(node),
+        grant.handed,
+        grant.ahead_ms,
+    )
     return _frame(Command.GRANT, head, consumer, grant.request_id, node, hours.tobytes(), indexes.tobytes())
 
 
-def _leases(kind: Command, node: str, rows: Rows, value_ms: int, reason: bytes = b"") -> bytes:
-    assert rows.dtype == LEASE
-    name = node.encode()
-    return _frame(kind, LEASES.pack(len(name), len(rows), value_ms), name, rows.tobytes(), reason)
-
-
-def encode_ack(node: str, rows: Rows) -> bytes:
-    return _leases(Command.ACK, node, rows, 0)
+def encode_ack(
+    node: str, rows: Rows, results: bytes = b"", replies: bytes = b"", *, delays: U32 | None = None
+) -> bytes:
+    """Encode a SETTLE that acks. Arguments: see `encode_settle`."""
+    return encode_settle(node, rows, results=results, replies=replies, delays=delays)
 
 
 def uncounted(delay_ms: int) -> int:
-    """Convert a delay in ms to the encoding for a NACK whose attempt does not count (−2 − delay), or the encoding to
-    the delay. Below the feature level UNCOUNTED, apply reads a negative number as the topic's backoff."""
+    """Convert a delay in ms to the encoding for a nack whose attempt does not count (−2 − delay), or the encoding to
+    the delay."""
     return -2 - delay_ms
 
 
-def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
-    """Encode a NACK. delay_ms: −1: the topic's backoff; DEAD_NOW; other negative values: see
-    `uncounted`. reason: cut to MAX_REASON bytes."""
-    return _leases(Command.NACK, node, rows, delay_ms, _text(reason))
+def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "", *, delays: U32 | None = None) -> bytes:
+    """Encode a SETTLE that nacks. delay_ms: −1: the topic's backoff; DEAD_NOW; other negative values: see
+    `uncounted`. reason, delays: see `encode_settle`."""
+    return encode_settle(node, rows, nack=True, value_ms=delay_ms, reason=reason, delays=delays)
 
 
 def encode_extend(node: str, rows: Rows, lease_ms: int, progress: str = "") -> bytes:
-    """Encode an EXTEND. progress: of the handler, cut to MAX_REASON bytes; from the feature level OUTCOMES_LEVEL on."""
-    return _leases(Command.EXTEND, node, rows, lease_ms, _text(progress))
-
-
-def _text(text: str) -> bytes:
-    cut = text.encode()[:MAX_REASON].decode(errors="ignore")
-    return pack_name(cut) if cut else b""
+    """Encode an EXTEND. progress: of the handler, cut to MAX_REASON bytes."""
+    assert rows.dtype == LEASE
+    name, text = node.encode(), cut_reason(progress)
+    return _frame(Command.EXTEND, _EXTEND.pack(len(name), len(text), len(rows), lease_ms), name, rows.tobytes(), text)
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
@@ -159,10 +132,17 @@ def encode_cancel(
 
 
 def encode_reschedule(
-    node: str, when_ms: int, relative: bool, ids: Sequence[int] | NDArray[np.uint64] = (),
+    node: str,
+    when_ms: int,
+    relative: bool,
+    ids: Sequence[int] | NDArray[np.uint64] = (),
     keys: Sequence[tuple[str, bytes]] = (),
-) -> bytes:  # fmt: skip
-    return _frame(Command.RESCHEDULE, pack_name(node), _WHEN.pack(when_ms, relative), *_pack_targets(ids, keys))
+    *,
+    expected_ms: int | None = None,
+) -> bytes:
+    """Encode a RESCHEDULE. expected_ms: due time that the messages must have; None: any."""
+    when = _WHEN.pack(when_ms, relative, -1 if expected_ms is None else expected_ms)
+    return _frame(Command.RESCHEDULE, pack_name(node), when, *_pack_targets(ids, keys))
 
 
 def _pack_targets(ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[str, bytes]]) -> list[bytes]:
@@ -182,12 +162,11 @@ def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
 
 def encode_subscription_put(topic: str, subscription: str, config: dict[str, Any]) -> bytes:
     """Encode a SUBSCRIPTION_PUT: create a subscription of the topic, or change its settings like a TOPIC_PUT."""
-    return _frame(Command.SUBSCRIPTION_PUT, pack_name(topic), pack_name(subscription), msgpack.packb(config))
+    return _frame(Command.SUBSCRIPTION_PUT, SubscriptionPut(topic, subscription, config).pack())
 
 
 def encode_subscription_fill(begin: FillBegin) -> bytes:
-    names = map(pack_name, (begin.node, begin.by, begin.topic, begin.subscription))
-    return _frame(Command.SUBSCRIPTION_FILL, *names, msgpack.packb(begin.config))
+    return _frame(Command.SUBSCRIPTION_FILL, begin.pack())
 
 
 def encode_topic_delete(name: str, force: bool = False) -> bytes:
@@ -209,26 +188,23 @@ def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: st
 
 
 def encode_job_begin(begin: JobBegin) -> bytes:
-    return _frame(Command.JOB_BEGIN, begin_body(begin))
+    return _frame(Command.JOB_BEGIN, begin.pack())
 
 
-def encode_job_step(
-    job: int, expected: JobCursor, cursor: JobCursor, ids: Sequence[int] | NDArray[np.uint64]
-) -> bytes:  # fmt: skip
-    return _frame(Command.JOB_STEP, step_body(job, expected, cursor, ids))
+def encode_job_step(job: int, expected: JobCursor, cursor: JobCursor, ids: Sequence[int] | NDArray[np.uint64]) -> bytes:
+    return _frame(Command.JOB_STEP, JobStep(job, expected, cursor, list(map(int, ids))).pack())
 
 
-def encode_topic_expiry(rows: list[tuple[int, int, int, int]]) -> bytes:
-    """rows: see expiry_body."""
-    return _frame(Command.TOPIC_EXPIRY, expiry_body(rows))
+def encode_topic_expiry(rows: Sequence[TopicUse]) -> bytes:
+    return _frame(Command.TOPIC_EXPIRY, TopicExpiry(rows).pack())
 
 
 def encode_job_stop(job: int) -> bytes:
-    return _frame(Command.JOB_STOP, stop_body(job))
+    return _frame(Command.JOB_STOP, JobStop(job).pack())
 
 
 def encode_purge(topic: str, states: int) -> bytes:
-    """Encode a PURGE: cancel the topic's messages in these states (bits of ledger/topicchanges.py)."""
+    """Encode a PURGE: cancel the topic's messages in these states (bits of ledger/topics/topicchanges.py)."""
     return _frame(Command.PURGE, pack_name(topic), bytes([states]))
 
 
@@ -237,9 +213,11 @@ def encode_alerted(topic: str, count: int) -> bytes:
     return _frame(Command.ALERTED, pack_name(topic), _LONG.pack(count))
 
 
-def encode_token_create(name: str, digest: bytes, scopes: Sequence[str], lifetime_ms: int | None) -> bytes:
+def encode_token_create(
+    name: str, digest: bytes, scopes: Sequence[str], lifetime_ms: int | None, aws_key: bytes | None = None
+) -> bytes:
     """Encode a TOKEN_CREATE. digest: SHA-256 of the token. Apply checks all fields (ledger/access.py)."""
-    return _frame(Command.TOKEN_CREATE, msgpack.packb([name, digest, list(scopes), lifetime_ms]))
+    return _frame(Command.TOKEN_CREATE, msgpack.packb([name, digest, list(scopes), lifetime_ms, aws_key]))
 
 
 def encode_token_revoke(token_id: str) -> bytes:
@@ -249,7 +227,7 @@ def encode_token_revoke(token_id: str) -> bytes:
 def encode_audited(node: str, token_id: str, token: str, action: str, target: str, command: bytes) -> bytes:
     """Encode a command together with its entry of the audit trail. Texts of that entry are cut to MAX_NAME bytes."""
     texts = (node, token_id, token, action, target)
-    cut = (pack_name(text.encode()[:MAX_NAME].decode(errors="ignore")) for text in texts)
+    cut = (pack_name(cut_name(text)) for text in texts)
     return _frame(Command.AUDITED, *cut, command)
 
 
@@ -275,14 +253,17 @@ def encode_settings(settings: dict[str, Any]) -> bytes:
     return _frame(Command.SETTINGS, msgpack.packb(settings))
 
 
+def encode_shard_map(step: ShardStep, packed: bytes) -> bytes:
+    """Encode a SHARD_MAP. packed: the map (settings/shardmap.py). Apply checks the map."""
+    return _frame(Command.SHARD_MAP, PutShardMap(step, msgspec.Raw(packed)).pack())
+
+
 def encode_noop() -> bytes:
     return _frame(Command.NOOP)
 
 
 def decode(kind: int, body: memoryview) -> Any:
     """Decode a command's body into Publish, Grant, … or a tuple. Raises Malformed, also for an unknown kind."""
-    if kind == Command.PUBLISH:
-        return decode_publish(body)
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Malformed(f"no command has the number {kind}")
@@ -297,62 +278,24 @@ def _decode_grant(reader: WireReader) -> Grant:
     if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
         raise Malformed("a grant must have at most 65,535 messages and a request id of at most 64 bytes")
     return Grant(
-        term, seq, lease_ms, reader.text(consumer), bytes(reader.take(request_id)), reader.text(node),
-        reader.array(_U32, count), reader.array(_U32, count), bool(handed), ahead_ms,
-    )  # fmt: skip
+        term,
+        seq,
+        lease_ms,
+        reader.text(consumer),
+        bytes(reader.take(request_id)),
+        reader.text(node),
+        reader.array(_U32, count),
+        reader.array(_U32, count),
+        bool(handed),
+        ahead_ms,
+    )
 
 
-def _decode_leases(reader: WireReader) -> SettleLeases:
-    node, count, value_ms = reader.unpack(LEASES)
-    return SettleLeases(reader.text(node), value_ms, reader.array(LEASE, count))
-
-
-def _decode_with_text(reader: WireReader) -> SettleLeases:
-    leases = _decode_leases(reader)
-    if reader.at == len(reader.view):
-        return leases
-    reason = reader.name()
-    if len(reason.encode()) > MAX_REASON:
-        raise Malformed(f"a reason must have at most {MAX_REASON} bytes")
-    return leases._replace(reason=reason)
-
-
-def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
-    kind, size = reader.unpack(COMMAND)
-    if kind not in (Command.ACK, Command.NACK):
-        raise Malformed("a SETTLE must contain an ACK or a NACK")
-    leases: SettleLeases = decode(kind, reader.take(size))
-    count, last = len(leases.rows), 0
-    while not last or reader.at < len(reader.view):
-        section, size = reader.unpack(COMMAND)
-        if section == DELAYS and not last and size == count * _U32.itemsize:
-            leases = leases._replace(delays=reader.array(_U32, count))
-        elif section == RESULTS and last < RESULTS and kind == Command.ACK:
-            leases = leases._replace(results=decode_results(reader.take(size), count))
-        elif section == REPLIES and last < REPLIES and kind == Command.ACK:
-            leases = leases._replace(replies=decode_replies(reader.take(size), count))
-        else:
-            raise Malformed("a SETTLE has sections in order: a delay for each lease, results and answers of an ACK")
-        last = section
-    return kind, leases
-
-
-def _decode_publish2(reader: WireReader) -> Publish:
-    kind, size = reader.unpack(COMMAND)
-    if kind != Command.PUBLISH:
-        raise Malformed("a PUBLISH2 must begin with a PUBLISH")
-    command = decode_publish(reader.take(size))
-    last = 0
-    while not last or reader.at < len(reader.view):
-        section, size = reader.unpack(COMMAND)
-        if section == _GROUPS and not last and not size % GROUP_ROW.itemsize:
-            command = with_groups(command, reader.array(GROUP_ROW, size // GROUP_ROW.itemsize))
-        elif section == _UNIQUES and last < _UNIQUES and not size % UNIQUE_ROW.itemsize:
-            command = with_uniques(command, reader.array(UNIQUE_ROW, size // UNIQUE_ROW.itemsize))
-        else:
-            raise Malformed("a PUBLISH2 has sections in order: groups of its messages, and their unique_for")
-        last = section
-    return command
+def _decode_extend(reader: WireReader) -> SettleLeases:
+    name, progress, count, lease_ms = reader.unpack(_EXTEND)
+    if progress > MAX_REASON:
+        raise Malformed(f"progress must have at most {MAX_REASON} bytes")
+    return SettleLeases(reader.text(name), lease_ms, reader.array(LEASE, count), reader.text(progress))
 
 
 def _decode_redrive(reader: WireReader) -> RedriveCommand:
@@ -377,8 +320,9 @@ def _decode_targets(reader: WireReader) -> tuple[NDArray[np.uint64], list[tuple[
 
 def _decode_reschedule(reader: WireReader) -> RescheduleCommand:
     node = reader.name()
-    when_ms, relative = reader.unpack(_WHEN)
-    return RescheduleCommand(node, when_ms, relative, *_decode_targets(reader))
+    when_ms, relative, expected_ms = reader.unpack(_WHEN)
+    ids, keys = _decode_targets(reader)
+    return RescheduleCommand(node, when_ms, relative, expected_ms, ids, keys)
 
 
 def _decode_audited(reader: WireReader) -> Audited:
@@ -403,23 +347,30 @@ def _decode_job(job: Job) -> Callable[[WireReader], Maintain]:
     return lambda reader: Maintain(job, *reader.unpack(_PAIR))
 
 
+def _decode_shard_map(reader: WireReader) -> PutShardMap:
+    if len(reader.view) > MAX_MAP_BYTES:
+        raise Malformed(f"a shard map must have at most {MAX_MAP_BYTES} bytes")
+    return PutShardMap.read(reader)
+
+
 _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     **{job: _decode_job(job) for job in Job},
     Command.NOOP: lambda reader: None,
     Command.GRANT: _decode_grant,
-    Command.ACK: _decode_leases,
-    Command.NACK: _decode_with_text,
-    Command.EXTEND: _decode_with_text,
+    Command.PUBLISH: decode_publish,
+    Command.SETTLE: decode_settle,
+    Command.EXTEND: _decode_extend,
     Command.EXPIRE: _decode_expire,
     Command.CANCEL: lambda reader: Cancel(reader.name(), *_decode_targets(reader)),
     Command.RESCHEDULE: _decode_reschedule,
     Command.CURSOR: lambda reader: reader.unpack(_CURSOR),
     Command.TOPIC_PUT: lambda reader: (reader.named(), reader.msgpack()),
-    Command.SUBSCRIPTION_PUT: lambda reader: (reader.named(), reader.named(), reader.msgpack()),
+    Command.SUBSCRIPTION_PUT: SubscriptionPut.read,
     Command.TOPIC_DELETE: lambda reader: (reader.named(), bool(reader.take(1)[0])),
     Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
     Command.INCARNATION: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
     Command.SETTINGS: lambda reader: reader.msgpack(),
+    Command.SHARD_MAP: _decode_shard_map,
     Command.REDRIVE: _decode_redrive,
     Command.PURGE: lambda reader: (reader.named(), reader.take(1)[0]),
     Command.ALERTED: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
@@ -427,12 +378,11 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.TOKEN_REVOKE: WireReader.named,
     Command.AUDITED: _decode_audited,
     Command.MEMBERS: _decode_members,
-    Command.SETTLE: _decode_settle,
-    Command.PUBLISH2: _decode_publish2,
-    Command.JOB_BEGIN: decode_begin,
-    Command.JOB_STEP: decode_step,
-    Command.JOB_STOP: decode_stop,
-    Command.TOPIC_EXPIRY: decode_expiry,
-    Command.SUBSCRIPTION_FILL: decode_fill,
+    Command.JOB_BEGIN: JobBegin.read,
+    Command.JOB_STEP: JobStep.read,
+    Command.JOB_STOP: JobStop.read,
+    Command.TOPIC_EXPIRY: TopicExpiry.read,
+    Command.SUBSCRIPTION_FILL: FillBegin.read,
     **schedules.DECODERS,
+    **batches.DECODERS,
 }

@@ -1,22 +1,17 @@
 """Commands of the Raft log as numbers and values; codec/commands.py has their bytes."""
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from hadelay.codec.ackresults import AckResults
-from hadelay.codec.callreplies import CallReplies
+from hadelay.codec.ackparts import AckResult, CallReply
 from hadelay.codec.formats import U32, Rows
-from hadelay.version import (
-    EXPIRY_LEVEL,
-    FILL_LEVEL,
-    MEMBERS_LEVEL,
-    SCHEDULER_LEVEL,
-    SETTLE_LEVEL,
-    SUBSCRIPTION_LEVEL,
-)
+from hadelay.codec.packed import I64, U16, Name, Packed
+from hadelay.codec.packed import U32 as Number
 
 MAX_REQUEST_ID = 64
 #: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
@@ -25,57 +20,58 @@ MAX_GRANT = 65_535
 MAX_SEQ = (1 << 32) - 1
 #: Maximum time in ms from a grant's commit to the due time of its messages; they are handed out when due.
 MAX_AHEAD_MS = 100
+#: Limit of topics in one TOPIC_EXPIRY.
+MAX_EXPIRY = 500
 
 
 class Command(IntEnum):
-    """Command numbers, which are in the log: never renumber. 32–63 are for keys, reschedule, retries, webhooks and
-    flow, 64–79 for access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
+    """Command numbers, which are in the log: never renumber. 1–15 are for messages, 16–31 for what the leader proposes
+    by itself, 32–47 for topics, 48–63 for schedules, jobs and batches, 64–79 for the cluster and access."""
 
     NOOP = 0
     PUBLISH = 1
     GRANT = 2
-    ACK = 3
-    NACK = 4
-    EXTEND = 5
-    EXPIRE = 6
-    CANCEL = 7
-    CURSOR = 8
-    TOPIC_PUT = 9
-    TOPIC_DELETE = 10
-    SWEEP = 11
-    CARRY = 12
-    RETIRE = 13
-    FEATURE = 14
-    INCARNATION = 15
-    SETTINGS = 16
-    PUBLISH2 = 17
-    RESCHEDULE = 32
-    REDRIVE = 33
-    TTL_EXPIRE = 34
-    PURGE = 35
-    DROP_DEAD = 36
-    REDRIVE_SOME = 40
-    ALERTED = 41
-    TOKEN_CREATE = 64
-    TOKEN_REVOKE = 65
-    AUDITED = 66
-    MEMBERS = 80
-    SCHEDULE_PUT = 96
-    SCHEDULE_DELETE = 97
-    SCHEDULE_FIRE = 98
-    SCHEDULE_STATE = 99
-    SCHEDULE_RUN = 100
-    SUBSCRIPTION_PUT = 101
-    TOPIC_EXPIRY = 102
-    SUBSCRIPTION_FILL = 103
-    SETTLE = 113
-    JOB_BEGIN = 120
-    JOB_STEP = 121
-    JOB_STOP = 122
-
-
-#: Commands that publish messages.
-PUBLISHES = (Command.PUBLISH, Command.PUBLISH2)
+    SETTLE = 3
+    EXTEND = 4
+    EXPIRE = 5
+    CANCEL = 6
+    RESCHEDULE = 7
+    REDRIVE = 8
+    CURSOR = 16
+    SWEEP = 17
+    CARRY = 18
+    RETIRE = 19
+    TTL_EXPIRE = 20
+    DROP_DEAD = 21
+    REDRIVE_SOME = 22
+    ALERTED = 23
+    TOPIC_EXPIRY = 24
+    BATCHES = 25
+    TOPIC_PUT = 32
+    TOPIC_DELETE = 33
+    PURGE = 34
+    SUBSCRIPTION_PUT = 35
+    SUBSCRIPTION_FILL = 36
+    SCHEDULE_PUT = 48
+    SCHEDULE_DELETE = 49
+    SCHEDULE_FIRE = 50
+    SCHEDULE_STATE = 51
+    SCHEDULE_RUN = 52
+    JOB_BEGIN = 56
+    JOB_STEP = 57
+    JOB_STOP = 58
+    BATCH_OPEN = 60
+    BATCH_SEAL = 61
+    BATCH_CANCEL = 62
+    BATCH_STEP = 63
+    FEATURE = 64
+    INCARNATION = 65
+    MEMBERS = 66
+    SETTINGS = 67
+    SHARD_MAP = 68
+    TOKEN_CREATE = 72
+    TOKEN_REVOKE = 73
+    AUDITED = 74
 
 
 class Job(IntEnum):
@@ -94,18 +90,13 @@ class Job(IntEnum):
     DROP_DEAD = Command.DROP_DEAD
     #: Continue the redrive of a topic's dead letters, as far as the redrive's rate allows.
     REDRIVE = Command.REDRIVE_SOME
+    #: End batches whose lifetime is over, and forget old ones.
+    BATCHES = Command.BATCHES
 
 
 #: Feature level that a command needs, if above the first. Until the cluster has switched to that level, apply refuses
 #: the command on every node, even on nodes that know the command.
-LEVEL_OF: dict[int, int] = {
-    Command.PUBLISH2: SCHEDULER_LEVEL, Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL,
-    Command.JOB_BEGIN: SCHEDULER_LEVEL, Command.JOB_STEP: SCHEDULER_LEVEL, Command.JOB_STOP: SCHEDULER_LEVEL,
-    Command.SCHEDULE_PUT: SCHEDULER_LEVEL, Command.SCHEDULE_DELETE: SCHEDULER_LEVEL,
-    Command.SCHEDULE_FIRE: SCHEDULER_LEVEL, Command.SCHEDULE_STATE: SCHEDULER_LEVEL,
-    Command.SCHEDULE_RUN: SCHEDULER_LEVEL, Command.SUBSCRIPTION_PUT: SUBSCRIPTION_LEVEL,
-    Command.TOPIC_EXPIRY: EXPIRY_LEVEL, Command.SUBSCRIPTION_FILL: FILL_LEVEL,
-}  # fmt: skip
+LEVEL_OF: dict[int, int] = {}
 
 
 class Audited(NamedTuple):
@@ -140,20 +131,22 @@ class Grant(NamedTuple):
 
 
 class SettleLeases(NamedTuple):
-    """An ACK, NACK or EXTEND. `value_ms`: delay of a NACK (negative: see commands.encode_nack), or lease time of an
-    EXTEND."""
+    """A SETTLE, which is an ack or a nack, or an EXTEND. `value_ms`: delay of a nack (negative: see
+    commands.encode_nack), or lease time of an EXTEND."""
 
     node: str
     value_ms: int
     rows: Rows
-    #: Reason of a NACK, or progress that comes with an EXTEND, for people; at most MAX_REASON bytes.
+    #: Reason of a nack, or progress that comes with an EXTEND, for people; at most MAX_REASON bytes.
     reason: str = ""
     #: Hand-out delay of each lease: ms from the grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None
-    #: Results of an ACK, of some of its leases.
-    results: AckResults | None = None
-    #: Answers to the webhook calls about some leases of an ACK, for callbacks.
-    replies: CallReplies | None = None
+    #: Results of an ack by number of the lease, of some of its leases.
+    results: dict[int, AckResult] | None = None
+    #: Answers to the webhook calls about some leases of an ack, for callbacks.
+    replies: dict[int, CallReply] | None = None
+    #: A nack; otherwise an ack, or an EXTEND.
+    nack: bool = False
 
 
 class RedriveCommand(NamedTuple):
@@ -176,13 +169,35 @@ class Cancel(NamedTuple):
 
 class RescheduleCommand(NamedTuple):
     """Reschedule the messages with these ids and keys. `when_ms`: new due time in Unix ms, or a delay in ms if
-    `relative`; times in the past, zero and negative mean now."""
+    `relative`; times in the past, zero and negative mean now. `expected_ms`: change only messages that are due at this
+    time (Unix ms), or already at `when_ms`; negative: change all."""
 
     node: str
     when_ms: int
     relative: bool
+    expected_ms: int
     ids: NDArray[np.uint64]
     keys: list[tuple[str, bytes]]
+
+
+class SubscriptionPut(Packed, frozen=True):
+    topic: Name
+    subscription: Name
+    config: dict[str, Any]
+
+
+class TopicUse(NamedTuple):
+    """Whether a topic with `expires_after` is in use, or ends. lives, used_ms: values that the topic must have, or
+    nothing changes; of a topic in use, used_ms does not matter."""
+
+    topic: Number
+    lives: U16
+    ends: bool
+    used_ms: I64
+
+
+class TopicExpiry(Packed, frozen=True):
+    topics: Annotated[Sequence[TopicUse], Meta(min_length=1, max_length=MAX_EXPIRY)]
 
 
 class Maintain(NamedTuple):

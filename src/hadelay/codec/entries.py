@@ -10,12 +10,8 @@ the node another replica.
 import struct
 from collections.abc import Sequence
 
-import numpy as np
-
-from hadelay.codec.commands import LEASES, decode
+from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
-from hadelay.codec.formats import Rows
-from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.wire import COMMAND, Malformed, WireReader
 from hadelay.members import Members
 
@@ -57,18 +53,6 @@ def kind_of(command: bytes) -> int:
         return int(decode(command[0], memoryview(command)[COMMAND.size :]).kind)
     except Malformed:
         return command[0]
-
-
-def leases_in(command: bytes) -> Rows | None:
-    """The leases that an encoded ACK or NACK settles, None for every other command."""
-    start = COMMAND.size + LEASES.size
-    if command[0] not in (Command.ACK, Command.NACK) or len(command) < start:
-        return None
-    name, count, _ = LEASES.unpack_from(command, COMMAND.size)
-    start += name
-    if len(command) < start + count * LEASE.itemsize:
-        return None
-    return np.frombuffer(command, LEASE, count, start)
 
 
 def members_in(entry: bytes | memoryview) -> Members | None:

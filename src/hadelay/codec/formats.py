@@ -40,7 +40,7 @@ INDEX = np.dtype(
     ]
 )
 INDEX_SIZE = 64
-#: Value of `attempt` in entries that are results of acks and no messages (ledger/ackresults.py).
+#: Value of `attempt` in entries that are results of acks and no messages (ledger/leases/ackresults.py).
 RESULT_ATTEMPT = 0xFFFF
 
 #: Entry of `hours/<hour>.dsp`: an event (lease, ack, …), possibly after the hour, of a message in the hour's .idx.
@@ -60,7 +60,7 @@ DISPATCH = np.dtype(
 DISPATCH_SIZE = 32
 
 #: Bits of `other_hour` in a nacked event: the lowest REASON_BITS hold the reason's number (all ones: no reason), the
-#: higher bits the hand-out delay in ms plus 1 (0: unknown). Below SETTLE_LEVEL: only the reason's number, or NONE32.
+#: higher bits the hand-out delay in ms plus 1 (0: unknown).
 REASON_BITS = 14
 NO_REASON = (1 << REASON_BITS) - 1
 MAX_NACK_DELAY_MS = (1 << (32 - REASON_BITS)) - 3

@@ -38,17 +38,24 @@ _NO_TOKEN = bytes(_TOKEN.itemsize)
 
 
 def encode_leases(
-    group: int, term: int, seq: int, positions: Sequence[int] | NDArray[np.integer],
-    hours: Sequence[int] | NDArray[np.integer], indexes: Sequence[int] | NDArray[np.integer],
-) -> list[str]:  # fmt: skip
+    group: int,
+    term: int,
+    seq: int,
+    positions: Sequence[int] | NDArray[np.integer],
+    hours: Sequence[int] | NDArray[np.integer],
+    indexes: Sequence[int] | NDArray[np.integer],
+) -> list[str]:
     """Encode one lease token for each of these positions of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
     # A token is 144 bits and a zero bit, 5 bits a character, encoded as three integers: `first`, 60 bits that all
     # tokens of the grant share; `v`, the next 60 bits; `w`, the last 24 bits and the zero bit.
     first = group << 52 | term << 20 | seq >> 12
-    head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
-    columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))
+    head = (
+        f"{pairs[first >> 50]}{pairs[first >> 40 & 1023]}{pairs[first >> 30 & 1023]}{pairs[first >> 20 & 1023]}"
+        f"{pairs[first >> 10 & 1023]}{pairs[first & 1023]}"
+    )
     tokens = []
+    columns = np.asarray(positions).tolist(), np.asarray(hours).tolist(), np.asarray(indexes).tolist()
     for place, hour, index in zip(*columns, strict=True):
         v = (seq & 0xFFF) << 48 | place << 32 | hour << 8 | index >> 24
         w = (index & 0xFFFFFF) << 1
@@ -69,6 +76,16 @@ def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
         rows[name] = fields[name]
     rows["hour"] = fields["hour"] & 0xFFFFFF
     return rows, np.array([found is not _NO_TOKEN for found in raw], np.bool_)
+
+
+def group_of(token: str) -> int | None:
+    """Number of the Raft group that issued a token; None if it is not the length of a token, or begins wrong."""
+    if len(token) == TOKEN_CHARS:
+        try:
+            return int(token[:2].encode("ascii").translate(_DIGITS), 32) >> 2
+        except ValueError:
+            pass
+    return None
 
 
 def _parse(group: int, token: str) -> bytes:

@@ -7,6 +7,7 @@
     re  the message is a callback: of a success, or of a failure
     tp   traceparent: the span that published it (W3C Trace Context)
     group  message group: the name whose hash the log has
+    batch  key of the batch that the message joined
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
 The HTTP layer writes the map; the HTTP layer, webhooks and the matching of tags read it. Apply writes `oc`
@@ -46,12 +47,17 @@ class Meta(msgspec.Struct, omit_defaults=True):
     os: str | None = None
     of: str | None = None
     re: str | None = None
+    batch: str | None = None
     sch: str | None = None
     oc: int = 0
 
 
 class _Tags(msgspec.Struct):
     tags: list[str] = []
+
+
+class _Batch(msgspec.Struct):
+    batch: str | None = None
 
 
 class CallbackMeta(msgspec.Struct):
@@ -67,7 +73,7 @@ class CallbackMeta(msgspec.Struct):
 
 
 class CopiedMeta(msgspec.Struct):
-    """What a later copy of a message needs to know of its meta (ADR 229)."""
+    """Parts of a message's meta that a copy made later by a fill needs (ADR 229)."""
 
     tags: list[str] = []
     ttl: int = 0
@@ -77,6 +83,7 @@ class CopiedMeta(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
 _decode_tags = msgspec.msgpack.Decoder(_Tags).decode
+_decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 _decode_callback = msgspec.msgpack.Decoder(CallbackMeta).decode
 _decode_copied = msgspec.msgpack.Decoder(CopiedMeta).decode
 _NOTHING = Meta()
@@ -105,6 +112,15 @@ def tags_in(meta: bytes | memoryview) -> list[str]:
         return _decode_tags(meta).tags if meta else []
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return []
+
+
+def batch_in(meta: bytes | memoryview) -> str:
+    """The key of the batch in a meta map; "" if there is none or the map is malformed, because apply, which calls this,
+    never raises."""
+    try:
+        return (_decode_batch(meta).batch or "") if meta else ""
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
 
 
 def callback_meta(meta: bytes) -> CallbackMeta:
@@ -185,7 +201,7 @@ class Filter:
         return found & has_any(masks, self.any_of) if self.any_of else found
 
     def matches(self, tags: Collection[str]) -> bool:
-        """Whether a message with these tags, read from its record, matches."""
+        """Whether the filter matches a message that has these tags, as read from its record."""
         return all(tag in tags for tag in self.all_of) and (not self.any_of or any(tag in tags for tag in self.any_of))
 
 

@@ -1,7 +1,8 @@
 """The PUBLISH command: new messages on their way into the Raft log, stored as columns.
 
-    body := head {node u1, topics u2, rows u4, keys u4, client keys u4, blob u4}  node name  topics × {size u1, name}
-            rows × PUBLISH_ROW  keys × KEY_ROW  client keys × CLIENT_KEY_ROW  blob                little-endian
+    body := head {node u1, token u1, topics u2, rows u4, keys u4, client keys u4, groups u4, uniques u4, blob u4}
+            node name  token name  topics × {size u1, name}  rows × PUBLISH_ROW  keys × KEY_ROW
+            client keys × CLIENT_KEY_ROW  groups × GROUP_ROW  uniques × UNIQUE_ROW  blob          little-endian
     blob := rows × {48 bytes left free, meta, body}
 
 The free bytes are where apply puts the record header, so that the blob *is* the piece of the hour log: written once by
@@ -10,7 +11,7 @@ the accepting node, copied once per replica. `payload_crc` is computed by the ac
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import add
 
@@ -20,15 +21,15 @@ from msgspec.structs import astuple
 
 from hadelay.codec.formats import I64, Rows
 from hadelay.codec.meta import retried
-from hadelay.codec.wire import Malformed, WireReader, pack_name
-from hadelay.model import KEEP, MAX_UNIQUE_MS, REJECT, Draft
+from hadelay.codec.wire import Malformed, WireReader, cut_name, pack_name
+from hadelay.model import KEEP, MAX_UNIQUE_MS, PERIOD, Draft
 
 #: Free bytes in front of every payload, where apply writes the header of the record.
 GAP = bytes(48)
 
 #: Bits of PUBLISH_ROW.flags. RELATIVE: `when_ms` is a delay, to which apply adds cluster time. CALLBACK: the message's
-#: meta has a webhook URL.
-RELATIVE, CALLBACK = 1, 2
+#: meta has a webhook URL. BATCHED: the message's meta names a batch that the message joins.
+RELATIVE, CALLBACK, BATCHED = 1, 2, 4
 
 PUBLISH_ROW = np.dtype(
     [
@@ -54,7 +55,8 @@ GROUP_ROW = np.dtype([("row", "<u4"), ("pad", "V4"), ("group", "<u8")])
 #: Layout of the `unique_for` of one message, which has a client key.
 UNIQUE_ROW = np.dtype([("row", "<u4"), ("for_ms", "<u4")])
 
-_HEAD = struct.Struct("<BHIIII")
+_NO_GROUPS, _NO_UNIQUES = np.zeros(0, GROUP_ROW), np.zeros(0, UNIQUE_ROW)
+_HEAD = struct.Struct("<BBHIIIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
 #: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
@@ -72,10 +74,18 @@ class Publish:
     starts: I64
     sizes: I64
     blob: memoryview
-    #: GROUP_ROWs of the messages with a group, from a PUBLISH2.
-    groups: Rows = field(default_factory=lambda: np.zeros(0, GROUP_ROW))
-    #: UNIQUE_ROWs of the messages with a `unique_for`, from a PUBLISH2.
-    uniques: Rows = field(default_factory=lambda: np.zeros(0, UNIQUE_ROW))
+    #: GROUP_ROWs of the messages with a group.
+    groups: Rows = field(default_factory=lambda: _NO_GROUPS)
+    #: UNIQUE_ROWs of the messages with a `unique_for`.
+    uniques: Rows = field(default_factory=lambda: _NO_UNIQUES)
+    #: Name of the token of the requests; "" if it is not needed.
+    by: str = ""
+
+    @property
+    def named(self) -> Rows:
+        """CLIENT_KEY_ROWs whose keys are keys of the messages, too."""
+        keys = self.client_keys
+        return keys[keys["mode"] != PERIOD] if len(keys) else keys
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
@@ -84,7 +94,7 @@ def hash_key(scope: bytes, key: bytes) -> bytes:
 
 
 def hash_client_key(key: bytes) -> bytes:
-    """16-byte hash of a client key, looked up together with the number of its topic (ledger/keys.py)."""
+    """16-byte hash of a client key, looked up together with the number of its topic (ledger/messages/keys.py)."""
     return hash_key(b"client", key)
 
 
@@ -93,17 +103,10 @@ def hash_group(group: str) -> int:
     return int.from_bytes(blake2b(group.encode(), digest_size=8, key=b"group").digest(), "little")
 
 
-def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """Encode the body of a PUBLISH of `drafts`, in order. request_key: Idempotency-Key that covers all messages."""
-    return encode_with_sections(node, drafts, request_key)[0]
-
-
-def encode_with_sections(
-    node: str, drafts: Sequence[Draft], request_key: bytes | None = None
-) -> tuple[bytes, bytes, bytes]:
-    """Encode the body of a PUBLISH, the GROUP_ROWs of the drafts with a group, and the UNIQUE_ROWs of those with a
-    `unique_ms`."""
-    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback, groups, unique = zip(
+def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None, by: str = "") -> bytes:
+    """Encode the body of a PUBLISH of `drafts`, in order. request_key: Idempotency-Key that covers all messages. by:
+    name of the requests' token."""
+    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback, groups, unique, batched = zip(
         *map(astuple, drafts), strict=True
     )
     topics = list(dict.fromkeys(names))
@@ -125,6 +128,8 @@ def encode_with_sections(
         rows["ttl_ms"] = ttl
     if any(callback):
         rows["flags"] |= np.array(callback, np.uint16) * CALLBACK
+    if any(batched):
+        rows["flags"] |= np.array(batched, np.uint16) * BATCHED
     if len(topics) > 1:
         local = {name: n for n, name in enumerate(topics)}
         rows["topic"] = list(map(local.__getitem__, names))
@@ -132,36 +137,42 @@ def encode_with_sections(
     client_keys = b"" if client.count(None) == count else _client_key_rows(drafts)
     blob = GAP.join((b"", *payloads))
     key_count, client_count = len(keys) // KEY_ROW.itemsize, len(client_keys) // CLIENT_KEY_ROW.itemsize
-    name = node.encode()
-    head = _HEAD.pack(len(name), len(topics), count, key_count, client_count, len(blob))
+    name, token = node.encode(), cut_name(by).encode()
     grouped = b"" if groups.count(None) == count else _group_rows(groups)
     uniques = b"".join([_UNIQUE.pack(n, ms) for n, ms in enumerate(unique) if ms]) if any(unique) else b""
-    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob)), grouped, uniques
+    head = _HEAD.pack(
+        len(name),
+        len(token),
+        len(topics),
+        count,
+        key_count,
+        client_count,
+        len(grouped) // GROUP_ROW.itemsize,
+        len(uniques) // UNIQUE_ROW.itemsize,
+        len(blob),
+    )
+    packed = map(pack_name, topics)
+    return b"".join((head, name, token, *packed, rows.tobytes(), keys, client_keys, grouped, uniques, blob))
 
 
 def _group_rows(groups: Sequence[int | None]) -> bytes:
     return b"".join([_GROUP.pack(n, group) for n, group in enumerate(groups) if group is not None])
 
 
-def with_groups(command: Publish, groups: Rows) -> Publish:
-    """A copy of the PUBLISH with these GROUP_ROWs. Raises Malformed unless their row numbers exist and are
-    ascending."""
-    at = groups["row"].astype(np.int64)
-    if not len(at) or at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
+def _check_groups(command: Publish) -> None:
+    at = command.groups["row"].astype(np.int64)
+    if at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
         raise Malformed("groups must belong to existing rows, in ascending order")
-    return replace(command, groups=groups)
 
 
-def with_uniques(command: Publish, uniques: Rows) -> Publish:
-    """A copy of the PUBLISH with these UNIQUE_ROWs. Raises Malformed unless their row numbers are ascending, their
-    times are possible, and each row has a client key with the mode KEEP."""
-    at, keyed = uniques["row"], command.client_keys["row"][command.client_keys["mode"] == KEEP]
-    for_ms = uniques["for_ms"]
-    if not len(at) or not (at[1:] > at[:-1]).all() or not np.isin(at, keyed).all():
+def _check_uniques(command: Publish) -> None:
+    """Raise Malformed unless row numbers are ascending, times are possible, and each row has a client key to keep."""
+    at, keyed = command.uniques["row"], command.client_keys["row"][np.isin(command.client_keys["mode"], (KEEP, PERIOD))]
+    for_ms = command.uniques["for_ms"]
+    if not (at[1:] > at[:-1]).all() or not np.isin(at, keyed).all():
         raise Malformed("each unique_for must belong to a row with a client key to keep, in ascending order")
     if not for_ms.all() or int(for_ms.max()) > MAX_UNIQUE_MS:
         raise Malformed(f"a unique_for must be from 1 to {MAX_UNIQUE_MS} ms")
-    return replace(command, uniques=uniques)
 
 
 def _client_key_rows(drafts: Sequence[Draft]) -> bytes:
@@ -198,18 +209,19 @@ def _key_rows(
     return b"".join(rows)
 
 
-def decode_publish(body: memoryview) -> Publish:
+def decode_publish(reader: WireReader) -> Publish:
     """Decode the body of a PUBLISH. Raises Malformed unless all lengths, topic numbers and key ranges are consistent:
     apply relies on that."""
-    reader = WireReader(body)
-    node_size, topic_count, row_count, key_count, client_count, blob_size = reader.unpack(_HEAD)
-    node = reader.text(node_size)
+    head = reader.unpack(_HEAD)
+    node_size, by_size, topic_count, row_count, key_count, client_count, group_count, unique_count, blob_size = head
+    node, by = reader.text(node_size), reader.text(by_size) if by_size else ""
     topics = [reader.name() for _ in range(topic_count)]
     rows = reader.array(PUBLISH_ROW, row_count)
     keys = reader.array(KEY_ROW, key_count)
     client_keys = reader.array(CLIENT_KEY_ROW, client_count)
+    groups = reader.array(GROUP_ROW, group_count) if group_count else _NO_GROUPS
+    uniques = reader.array(UNIQUE_ROW, unique_count) if unique_count else _NO_UNIQUES
     blob = reader.take(blob_size)
-    reader.end()
     if not row_count or not topic_count or not all(topics):
         raise Malformed("a PUBLISH must have rows and topics, and every topic a name")
     if int(rows["topic"].max()) >= topic_count:
@@ -222,6 +234,19 @@ def decode_publish(body: memoryview) -> Publish:
         raise Malformed("an Idempotency-Key covers rows beyond the last row")
     if client_count:
         at = client_keys["row"].astype(np.int64)
-        if at[-1] >= row_count or not (at[1:] > at[:-1]).all() or int(client_keys["mode"].max()) > REJECT:
+        if at[-1] >= row_count or not (at[1:] > at[:-1]).all() or int(client_keys["mode"].max()) > PERIOD:
             raise Malformed("client keys must belong to rows in ascending order, with a known mode")
-    return Publish(node, topics, rows, keys, client_keys, ends - sizes, sizes, blob)
+    command = Publish(node, topics, rows, keys, client_keys, ends - sizes, sizes, blob, groups, uniques, by)
+    if group_count:
+        _check_groups(command)
+    if unique_count:
+        _check_uniques(command)
+    return command
+
+
+def decode_body(body: bytes) -> Publish:
+    """Decode the bytes of `encode_publish`. Raises Malformed."""
+    reader = WireReader(memoryview(body))
+    command = decode_publish(reader)
+    reader.end()
+    return command

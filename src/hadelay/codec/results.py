@@ -1,5 +1,7 @@
 """Results of apply: one value per command, in order. A refusal is a value too, because apply never raises."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -39,6 +41,31 @@ class RowCode(IntEnum):
     SUBSCRIPTION_FULL = 13
     #: The message has a `unique_for`, and the cluster remembers as many such keys as it may (429).
     TOO_MANY_KEYS = 14
+    #: The message stored under the Idempotency-Key (its id is in `others`) was cancelled or purged since then (409).
+    KEY_CANCELLED = 15
+    #: The topic is new, and beyond the share of the request's token, or the rest is kept for admin tokens (429).
+    SHARE_OF_TOPICS = 16
+    #: The Idempotency-Key or `unique_for` is beyond the share of the request's token (429).
+    SHARE_OF_KEYS = 17
+    #: There is no batch with the key that the message names (404).
+    NO_BATCH = 18
+    #: The batch is sealed, cancelled or has ended: no message can join (409).
+    BATCH_CLOSED = 19
+    #: The topic is new, and the shard map gives it to another shard, or to none while the map changes; or another row
+    #: of the same request is refused for that reason (503).
+    OTHER_SHARD = 20
+    #: A topic of the message's own callbacks is new, and belongs to another shard (422).
+    FOREIGN_TARGET = 21
+
+
+#: Refusals after which the same publish may succeed later; their answers have `retryable: true`.
+RETRYABLE = frozenset(
+    (
+        RowCode.HOUR_FULL, RowCode.TOO_MANY_TOPICS, RowCode.TOO_MANY_MESSAGES, RowCode.TOO_MANY_BYTES,
+        RowCode.TOO_FAST, RowCode.SUBSCRIPTION_FULL, RowCode.TOO_MANY_KEYS, RowCode.SHARE_OF_TOPICS,
+        RowCode.SHARE_OF_KEYS, RowCode.OTHER_SHARD,
+    )
+)  # fmt: skip
 
 
 class LeaseOutcome(IntEnum):
@@ -67,6 +94,8 @@ class TargetOutcome(IntEnum):
     AGAIN = 8
     #: The outcomes of the message and its copies for subscriptions differ; see `copies` of the result.
     PARTIAL = 9
+    #: The message is due at another time than the command expected: it was rescheduled or retried meanwhile.
+    MOVED = 10
 
 
 class CancelOutcome(IntEnum):
@@ -76,7 +105,7 @@ class CancelOutcome(IntEnum):
     EXPIRED = 3
     DEAD = 4
     NOT_FOUND = 5
-    #: As in TargetOutcome.
+    #: Same number as in TargetOutcome: a message and its copies have different outcomes.
     PARTIAL = 9
 
 
@@ -109,8 +138,16 @@ class PublishResult:
     #: True for rows that stored no new message. `ids` and `deliver_at_ms` are those of the first answer to the same
     #: Idempotency-Key, or of the pending message with the same client key.
     duplicate: Mask
-    #: For rows with client keys: id of the replaced message, or of the message that blocks the row; 0: none.
+    #: For rows with client keys: id of the replaced message, or of the message that blocks the row; for KEY_CANCELLED:
+    #: id of the cancelled message; 0: none.
     others: NDArray[np.uint64] | None = None
+
+    @classmethod
+    def blank(cls, count: int) -> PublishResult:
+        """A result of `count` rows, all OK so far."""
+        return cls(
+            np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
+        )
 
     def note_others(self, rows: int | slice, ids: int | NDArray[np.uint64]) -> None:
         if self.others is None:
@@ -141,11 +178,11 @@ class LeaseResult:
 
 @dataclass(slots=True)
 class ExpireResult:
-    """Result of EXPIRE. returned: number of messages whose leases had run out and were ended. held: (term, seq) of the
-    grants in the command that still have leases."""
+    """Result of EXPIRE. returned: number of messages whose leases had run out and were ended. remaining: (term,
+    seq) of the grants in the command that still have leases."""
 
     returned: int
-    held: list[tuple[int, int]]
+    remaining: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -164,13 +201,13 @@ class RedriveResult:
 
 @dataclass(slots=True)
 class RescheduleResult:
-    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found); where the outcome is DONE,
-    deliver_at_ms, and whether the message's group blocks it."""
+    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found); deliver_at_ms, where the
+    outcome is DONE or MOVED; and whether the message's group blocks it, where it is DONE."""
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
     deliver_at_ms: I64
-    #: None if no message is blocked: the node link then sends a result without this field, as before feature level 4.
+    #: None if no message is blocked: the node link then sends a result without this field.
     blocked: Mask | None = None
     #: For each named message, if it has copies for subscriptions: (topic or subscription, id, TargetOutcome) of itself
     #: and of its copies. None if no message has copies; then it is not sent over the node link.
@@ -229,8 +266,28 @@ class Refused:
     code: str
     detail: str = ""
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the same command may succeed later: a limit was reached."""
+        return self.code.startswith("too_many_") or self.code in (
+            "disk_full",
+            "needs_upgrade",
+            "share_of_keys",
+            "other_shard",
+        )
+
 
 Result = (
-    PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | RescheduleResult | RedriveResult
-    | FireResult | JobResult | JobBegun | Done | Refused
-)  # fmt: skip
+    PublishResult
+    | GrantResult
+    | LeaseResult
+    | ExpireResult
+    | CancelResult
+    | RescheduleResult
+    | RedriveResult
+    | FireResult
+    | JobResult
+    | JobBegun
+    | Done
+    | Refused
+)

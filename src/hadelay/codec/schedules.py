@@ -1,29 +1,21 @@
-"""Schedules as the log and the tables hold them: specification, state, and the commands 96–100.
+"""Schedules as the log and the tables hold them: specification, state, and the commands 48–52.
 
-    SCHEDULE_PUT     name  {expected u4, paused u1}  creator  {size u4} specification  template
-    SCHEDULE_DELETE  name
-    SCHEDULE_FIRE    tzdata  {n u2}  n × firing                                                    little-endian
-    SCHEDULE_STATE   name  {paused u1}
-    SCHEDULE_RUN     name  {version u4, keyed u1, count u2}  [hash 16 bytes, fingerprint u8]  count × TIME
-    firing           name  {version u4, expected i8, next i8, last i8, missed u8, flags u1, count u2}  count × TIME
-
-docs/spec/commands.md says the same with examples. A specification is a msgpack map; a template is a PUBLISH of one row
-whose meta ends with the occurrence (`Meta.oc`) as eight bytes, which apply fills in.
+docs/spec/commands.md has the fields of each command with an example. A specification is a msgpack map; a template is a
+PUBLISH of one row whose meta ends with the occurrence (`Meta.oc`) as eight bytes, which apply fills in.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from hadelay.codec.commandtypes import Command
-from hadelay.codec.formats import Rows
-from hadelay.codec.publishcommand import Publish, decode_publish
-from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame, pack_name
+from hadelay.codec.packed import I64, U8, U32, U64, Name, Packed
+from hadelay.codec.publishcommand import Publish, decode_body
+from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame
 
 #: Limits: times in a schedule's list `at`; occurrences in one SCHEDULE_RUN or one firing; schedules in one
 #: SCHEDULE_FIRE; bytes of the body of a template (the message that a schedule publishes).
@@ -45,17 +37,6 @@ LAST, REMOVE = 1, 2
 KEPT_MS = 7 * 86_400_000
 #: Values of `paused` in a SCHEDULE_PUT.
 KEEP_PAUSE, PAUSE, RUN = 0, 1, 2
-
-#: Layout of an occurrence: its planned time, which identifies it, and the due time of its message, with jitter.
-TIME = np.dtype([("occurrence", "<i8"), ("deliver_at_ms", "<i8")])
-
-_PUT, _COUNT16, _FLAG = struct.Struct("<IB"), struct.Struct("<H"), struct.Struct("<B")
-_SIZE = struct.Struct("<I")
-_FIRING = struct.Struct("<IqqqQBH")
-_RUN = struct.Struct("<IBH")
-_KEY = struct.Struct("<16sQ")
-_STATE = struct.Struct("<IBqqqQQQQQ")
-_MADE = struct.Struct("<qQB")
 #: Last field of a template's meta, without its 8 bytes of value: msgpack key `oc`, type byte of a u64.
 _OC = b"\xa2oc\xcf"
 _OCCURRENCE = struct.Struct(">Q")
@@ -96,7 +77,7 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     catch_up: Literal[0, 1, 2] = 0
     window_ms: int = 7 * 86_400_000
     overlap: Literal[0, 1, 2] = 0
-    #: Message group of the messages.
+    #: Message group of the schedule's messages.
     group: str | None = None
 
     def same_times(self, other: "Spec") -> bool:
@@ -107,38 +88,18 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
         )  # fmt: skip
 
 
-_encode_spec = msgspec.msgpack.Encoder().encode
-_decode_spec = msgspec.msgpack.Decoder(Spec).decode
-
-
-class Stored(NamedTuple):
-    """A schedule as a user set it: a row of table `sched`, and the last part of a SCHEDULE_PUT command."""
+class Stored(Packed, frozen=True):
+    """A schedule as a user set it: a row of table `sched`, and a part of a SCHEDULE_PUT command."""
 
     #: Name of the token that made the schedule; empty where no tokens are required.
     creator: str
     spec: Spec
     template: bytes
 
-    def pack(self) -> bytes:
-        spec = _encode_spec(self.spec)
-        return pack_name(self.creator) + _SIZE.pack(len(spec)) + spec + self.template
-
-    @classmethod
-    def unpack(cls, row: bytes) -> "Stored":
-        return cls.read(WireReader(memoryview(row)))
-
-    @classmethod
-    def read(cls, reader: WireReader) -> "Stored":
-        """Read a stored schedule. Raises Malformed, also for an invalid specification."""
-        creator = reader.name()
-        (size,) = reader.unpack(_SIZE)
-        try:
-            spec = _decode_spec(reader.take(size))
-        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
-            raise Malformed(f"not the specification of a schedule: {error}") from error
-        if wrong := problem(spec):
-            raise Malformed(f"invalid specification of a schedule: {wrong}")
-        return cls(creator, spec, bytes(reader.take(len(reader.view) - reader.at)))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := problem(self.spec):
+            raise ValueError(f"invalid specification of a schedule: {wrong}")
 
 
 def problem(spec: Spec) -> str:
@@ -166,80 +127,99 @@ def problem(spec: Spec) -> str:
     return "" if 0 <= spec.jitter_ms <= MAX_JITTER_MS else "jitter: at most 1h"
 
 
-class Put(NamedTuple):
-    name: str
-    expected: int
-    paused: int
+#: An occurrence: its planned time, which identifies it, and the due time of its message, with jitter. Unix ms.
+_Instant = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_NUMBER)]
+Time = tuple[_Instant, _Instant]
+
+
+class Put(Packed, frozen=True):
+    name: Name
+    expected: U32
+    paused: Annotated[int, msgspec.Meta(ge=KEEP_PAUSE, le=RUN)]
     stored: Stored
-    publish: Publish
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decode_template(self.stored.template)
+
+    @property
+    def publish(self) -> Publish:
+        return decode_template(self.stored.template)
 
 
-class Firing(NamedTuple):
+class Delete(Packed, frozen=True):
+    name: Name
+
+
+class Firing(Packed, frozen=True):
     """Firing of one schedule in a SCHEDULE_FIRE; refused unless version and expected match the schedule's State."""
 
-    name: str
-    version: int
+    name: Name
+    version: U32
     #: State.next of the schedule when the leader computed the firing.
-    expected: int
-    next: int
+    expected: I64
+    next: I64
     #: Newest occurrence that this firing publishes or skips; later occurrences remain for later firings.
-    last: int
-    missed: int
-    flags: int
-    #: The occurrences to publish, in the layout TIME.
-    times: Rows
+    last: I64
+    missed: _Instant
+    flags: U8
+    #: The occurrences to publish.
+    times: Annotated[Sequence[Time], msgspec.Meta(max_length=MAX_RUN)] = ()
+
+    @property
+    def occurrences(self) -> list[int]:
+        return [occurrence for occurrence, _ in self.times]
 
 
-class Fire(NamedTuple):
+class Fire(Packed, frozen=True):
     #: Version of the time zone data with which all schedules were recomputed; "" in an ordinary firing.
     tzdata: str
-    firings: list[Firing]
+    firings: Annotated[Sequence[Firing], msgspec.Meta(max_length=MAX_FIRINGS)]
 
 
-class Run(NamedTuple):
+class Pause(Packed, frozen=True):
+    """SCHEDULE_STATE: pause a schedule, or let it go on."""
+
+    name: Name
+    paused: bool
+
+
+class Run(Packed, frozen=True):
     """SCHEDULE_RUN: a trigger or backfill. Times of 0 mean now. key: Idempotency-Key's hash and fingerprint."""
 
-    name: str
-    version: int
-    key: tuple[bytes, int] | None
-    times: Rows
+    name: Name
+    version: U32
+    key: tuple[Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)], U64] | None
+    times: Annotated[Sequence[Time], msgspec.Meta(min_length=1, max_length=MAX_RUN)]
 
 
 class Made(NamedTuple):
     """A message that a schedule made. manual: by trigger or backfill."""
 
-    occurrence: int
-    id: int
-    manual: int
+    occurrence: I64
+    id: U64
+    manual: U8
 
 
-class State(NamedTuple):
+class State(Packed, frozen=True):
     """State of a schedule: a row of table `schedst`. Times in Unix ms."""
 
-    version: int
-    flags: int
+    version: U32
+    flags: U8
     #: When the leader has to act on the schedule, its place in table `schednext`: time of the next occurrence; 0:
     #: compute that time; if the schedule is finished, time of its removal. Means nothing while it is paused.
-    next: int
+    next: I64
     #: Newest occurrence that was published or skipped; later occurrences remain for later firings.
-    last: int
+    last: I64
     #: Time of the last change by a user.
-    put_ms: int
-    made: int
-    missed: int
-    overlapped: int
-    refused: int
-    manual: int
+    put_ms: I64
+    made: U64 = 0
+    missed: U64 = 0
+    overlapped: U64 = 0
+    refused: U64 = 0
+    manual: U64 = 0
     #: Messages that the schedule published last, oldest first.
     ring: tuple[Made, ...] = ()
-
-    def pack(self) -> bytes:
-        return _STATE.pack(*self[:-1]) + b"".join([_MADE.pack(*made) for made in self.ring])
-
-    @classmethod
-    def unpack(cls, row: bytes) -> "State":
-        ring = tuple([Made(*made) for made in _MADE.iter_unpack(row[_STATE.size :])])
-        return cls._make((*_STATE.unpack_from(row), ring))
 
     @property
     def paused(self) -> bool:
@@ -250,12 +230,8 @@ class State(NamedTuple):
         return bool(self.flags & FINISHED)
 
 
-#: Bits of State.flags. HELD: paused by a restore, and not by a user.
-PAUSED, FINISHED, HELD = 1, 2, 4
-
-
-def times(pairs: Iterable[tuple[int, int]]) -> Rows:
-    return np.array(list(pairs), TIME)
+#: Bits of State.flags. RESTORED: paused by a restore, and not by a user.
+PAUSED, FINISHED, RESTORED = 1, 2, 4
 
 
 def template_meta(meta: bytes) -> bytes:
@@ -271,47 +247,33 @@ def with_occurrence(payload: bytearray, meta_size: int, occurrence: int) -> None
 
 
 def encode_put(name: str, expected: int, paused: int, stored: Stored) -> bytes:
-    return frame(Command.SCHEDULE_PUT, pack_name(name), _PUT.pack(expected, paused), stored.pack())
+    return frame(Command.SCHEDULE_PUT, Put(name, expected, paused, stored).pack())
 
 
 def encode_delete(name: str) -> bytes:
-    return frame(Command.SCHEDULE_DELETE, pack_name(name))
+    return frame(Command.SCHEDULE_DELETE, Delete(name).pack())
 
 
 def encode_state(name: str, paused: bool) -> bytes:
-    return frame(Command.SCHEDULE_STATE, pack_name(name), _FLAG.pack(paused))
+    return frame(Command.SCHEDULE_STATE, Pause(name, paused).pack())
 
 
 def encode_fire(firings: Sequence[Firing], tzdata: str = "") -> bytes:
-    assert len(firings) <= MAX_FIRINGS
-    packed = [
-        pack_name(f.name)
-        + _FIRING.pack(f.version, f.expected, f.next, f.last, f.missed, f.flags, len(f.times))
-        + f.times.tobytes()
-        for f in firings
-    ]
-    return frame(Command.SCHEDULE_FIRE, pack_name(tzdata), _COUNT16.pack(len(packed)), *packed)
+    return frame(Command.SCHEDULE_FIRE, Fire(tzdata, firings).pack())
 
 
-def encode_run(name: str, version: int, rows: Rows, key: bytes | None = None) -> bytes:
-    """Encode a SCHEDULE_RUN. key: the request's Idempotency-Key."""
-    packed = b""
+def encode_run(
+    name: str, version: int, times: Sequence[Time], key: bytes | None = None, span: tuple[int, int] | None = None
+) -> bytes:
+    """Encode a SCHEDULE_RUN. key: the request's Idempotency-Key. span: times that a backfill asks for; a repetition may
+    find other occurrences in them."""
+    hashed = None
     if key is not None:
         digest = blake2b(key, digest_size=16, key=b"schedule").digest()
-        print_of = blake2b(name.encode() + b"\0" + rows.tobytes(), digest_size=8).digest()
-        packed = _KEY.pack(digest, int.from_bytes(print_of, "little"))
-    return frame(
-        Command.SCHEDULE_RUN, pack_name(name), _RUN.pack(version, key is not None, len(rows)), packed, rows.tobytes()
-    )
-
-
-def _decode_put(reader: WireReader) -> Put:
-    name = reader.named()
-    expected, paused = reader.unpack(_PUT)
-    stored = Stored.read(reader)
-    if paused > RUN:
-        raise Malformed("`paused` of a SCHEDULE_PUT must be 0, 1 or 2")
-    return Put(name, expected, paused, stored, decode_template(stored.template))
+        asked = repr(list(times) if span is None else span)
+        print_of = blake2b(f"{name}\0{asked}".encode(), digest_size=8).digest()
+        hashed = digest, int.from_bytes(print_of, "little")
+    return frame(Command.SCHEDULE_RUN, Run(name, version, hashed, times).pack())
 
 
 def same_message(a: bytes, b: bytes) -> bool:
@@ -323,59 +285,22 @@ def same_message(a: bytes, b: bytes) -> bool:
 def decode_template(template: bytes) -> Publish:
     """Decode a template, which is a PUBLISH of one message. Raises Malformed unless its meta ends with the field
     `oc`."""
-    publish = decode_publish(memoryview(template))
+    publish = decode_body(template)
     row, blob = publish.rows[0], publish.blob
     end = 48 + int(row["meta_size"])
     tail = end - _OCCURRENCE.size - len(_OC)
-    if len(publish.rows) != 1 or len(publish.topics) != 1 or len(publish.keys) or len(publish.client_keys):
-        raise Malformed("a template must be one message without keys")
+    keyed = len(publish.keys) or len(publish.client_keys) or len(publish.groups) or publish.by
+    if len(publish.rows) != 1 or len(publish.topics) != 1 or keyed:
+        raise Malformed("a template must be one message without keys, group and token")
     if tail < 48 or bytes(blob[tail : tail + len(_OC)]) != _OC:
         raise Malformed("the meta of a template must end with the field `oc` (occurrence)")
     return publish
 
 
-def _decode_fire(reader: WireReader) -> Fire:
-    tzdata = reader.name()
-    (count,) = reader.unpack(_COUNT16)
-    if count > MAX_FIRINGS:
-        raise Malformed(f"a SCHEDULE_FIRE must have at most {MAX_FIRINGS} firings")
-    return Fire(tzdata, [_decode_firing(reader) for _ in range(count)])
-
-
-def _decode_firing(reader: WireReader) -> Firing:
-    name = reader.named()
-    version, expected, following, last, missed, flags, count = reader.unpack(_FIRING)
-    if missed >= _MAX_NUMBER:
-        raise Malformed("the number of missed occurrences is out of range")
-    return Firing(name, version, expected, following, last, missed, flags, _times(reader, count))
-
-
-def _decode_run(reader: WireReader) -> Run:
-    name = reader.named()
-    version, keyed, count = reader.unpack(_RUN)
-    key = None
-    if keyed:
-        digest, fingerprint = reader.unpack(_KEY)
-        key = digest, fingerprint
-    if not count:
-        raise Malformed("a SCHEDULE_RUN must have at least one occurrence")
-    return Run(name, version, key, _times(reader, count))
-
-
-def _times(reader: WireReader, count: int) -> Rows:
-    if count > MAX_RUN:
-        raise Malformed(f"a firing or run must have at most {MAX_RUN} occurrences")
-    rows = reader.array(TIME, count)
-    numbers = rows.view("<i8")
-    if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < _MAX_NUMBER:
-        raise Malformed("the time of an occurrence is out of range")
-    return rows
-
-
 DECODERS: dict[int, Callable[[WireReader], Any]] = {
-    Command.SCHEDULE_PUT: _decode_put,
-    Command.SCHEDULE_DELETE: WireReader.named,
-    Command.SCHEDULE_FIRE: _decode_fire,
-    Command.SCHEDULE_STATE: lambda reader: (reader.named(), bool(reader.unpack(_FLAG)[0])),
-    Command.SCHEDULE_RUN: _decode_run,
+    Command.SCHEDULE_PUT: Put.read,
+    Command.SCHEDULE_DELETE: Delete.read,
+    Command.SCHEDULE_FIRE: Fire.read,
+    Command.SCHEDULE_STATE: Pause.read,
+    Command.SCHEDULE_RUN: Run.read,
 }

@@ -17,6 +17,11 @@ class Malformed(ValueError):
     """The bytes do not have the expected layout."""
 
 
+def cut_name(name: str) -> str:
+    """The name, cut to MAX_NAME bytes: a token's name of 64 characters may have a byte more."""
+    return name.encode()[:MAX_NAME].decode(errors="ignore")
+
+
 def pack_name(name: str) -> bytes:
     raw = name.encode()
     assert len(raw) <= MAX_NAME, name
@@ -39,15 +44,25 @@ class WireReader:
     def take(self, size: int) -> memoryview:
         end = self.at + size
         if end > len(self.view):
-            raise Malformed(f"expected {size} bytes at offset {self.at}, found only {len(self.view) - self.at}")
+            raise self._short(size)
         part = self.view[self.at : end]
         self.at = end
         return part
 
+    def _short(self, size: int) -> Malformed:
+        return Malformed(f"expected {size} bytes at offset {self.at}, found only {len(self.view) - self.at}")
+
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        return layout.unpack(self.take(layout.size))
+        at = self.at
+        self.at = at + layout.size
+        if self.at > len(self.view):
+            self.at = at
+            raise self._short(layout.size)
+        return layout.unpack_from(self.view, at)
 
     def text(self, size: int) -> str:
+        if not size:
+            return ""
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError as error:
@@ -58,7 +73,12 @@ class WireReader:
 
     def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
         dtype = np.dtype(dtype)
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        size = count * dtype.itemsize
+        if self.at + size > len(self.view):
+            raise self._short(size)
+        rows = np.frombuffer(self.view, dtype, count, self.at)
+        self.at += size
+        return rows
 
     def named(self) -> str:
         """Read a name that is not empty."""

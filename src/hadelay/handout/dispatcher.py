@@ -6,41 +6,57 @@ Callers pass the time and the changes made by apply. It runs on the leader only;
 
 Law 1: a message is offered only when cluster time has reached its deliver_at_ms, to the millisecond.
 Law 2: what is owed is in exactly one place: not loaded yet, in a Second, in a window, in flight, or behind a mark.
-Law 3: the past never delays the present: a take-over scans what is overdue beside the preload.
+Law 3: the past never delays the present: a take-over resumes at the dispatch cursor, and scans what is overdue before
+       the cursor beside all other work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.deadlines import Deadlines
+from hadelay.handout.deadlines import Deadlines
 from hadelay.handout.matching import Matcher, Offer
 from hadelay.handout.owed import Owed
 from hadelay.handout.preload import Prefetch, Preload
 from hadelay.handout.queues import split
-from hadelay.handout.scans import Scans
+from hadelay.handout.scans import SLICE, Scans
 from hadelay.handout.turns import Turns
 from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
-from hadelay.ledger.chain import NO_SECOND, Damage
-from hadelay.ledger.hourstate import bitmap, groups
+from hadelay.ledger.hours.chain import NO_SECOND, ChainWalk, Damage
+from hadelay.ledger.hours.hourstate import bitmap, is_in, rows_by_value
 from hadelay.ledger.ports import LedgerListener
-from hadelay.ledger.topics import by_topic
+from hadelay.ledger.topics.topics import by_topic
 from hadelay.model import DEAD_HOURS, NONE32, Event
 
 if TYPE_CHECKING:
-    from hadelay.ledger.grants import HeldGrant
+    from hadelay.ledger.leases.grantrows import OpenGrant
     from hadelay.ledger.state import Ledger
-    from hadelay.ledger.topics import TopicState
+    from hadelay.ledger.topics.topics import TopicState
 
 #: Limit of messages offered and not yet granted.
 OFFERED = 1 << 16
+
+
+class TakeOver(NamedTuple):
+    """Record of how a new leader resumed hand-outs."""
+
+    #: Replicated dispatch cursor at which it resumed: hour, second of the hour, localIndex.
+    hour: int
+    second: int
+    local: int
+    #: Number of messages found that fell due in seconds before the take-over and were still to be delivered.
+    overdue: int
+    #: Number of leases of earlier leaders.
+    leases: int
+    #: Lateness in ms of the first message owed in the cursor's second or later; 0 without any.
+    lag_ms: int
 
 
 class Dispatcher(LedgerListener):
@@ -54,7 +70,7 @@ class Dispatcher(LedgerListener):
         window: int,
         wake: Callable[[], None],
         on_damage: Callable[[Damage], None],
-        on_lease: Callable[[HeldGrant], None],
+        on_lease: Callable[[OpenGrant], None],
         watch: Callable[[TopicState], None],
         on_ttl: Callable[[int], None],
         on_agenda: Callable[[int], None],
@@ -73,6 +89,8 @@ class Dispatcher(LedgerListener):
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
         #: Cluster time in ms before which no message is handed out: the time that the previous leader reached.
         self.resume_ms = 0
+        #: Cluster time in ms at which the caller calls `advance` at the latest, as the last call returned it.
+        self._next_ms = 0
         #: Seconds whose list of index entries is damaged, as reported: (hour, second of the hour), an ordered set.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds (since 1970) whose index was repaired before the second was over; each is scanned after its end.
@@ -80,33 +98,73 @@ class Dispatcher(LedgerListener):
         #: Damaged index entries: hour → entry numbers, as an ordered set.
         self._bad_entries: dict[int, dict[int, None]] = {}
         self._leased: dict[int, BitMap] = {}
+        #: State at the take-over: the replicated dispatch cursor, and the number of leases of earlier leaders.
+        self._resumed_at, self._inherited = (0, 0, 0), 0
         self.wake, self._on_damage, self._on_lease, self._watch, self._on_ttl = wake, on_damage, on_lease, watch, on_ttl
         self._on_agenda = on_agenda
 
     def start(self, now_ms: int) -> None:
         """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
         if the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
-        cursor. Scan for messages that fell due before, oldest first, while the preload loads from the present on."""
-        hour, second, local = self.ledger.cursor
-        self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
-        self.resume_ms = self._preload.reached[0] * 1000
+        cursor. If the cursor is behind the clock, resume at the cursor: what fell due since then comes at once. What is
+        owed before the cursor is found in the background; the preload loads from the present on."""
+        hour, second, local = self._resumed_at = self.ledger.cursor
+        at = self._preload.reached = hour * SECONDS_PER_HOUR + second
+        self.resume_ms = at * 1000
         self.turns.began_ms = now_ms
         self.turns.tick(now_ms)
         self._preload.start()
-        for held in self.ledger.grants.values():
-            self._note_leased(held)
-        self.scans.start(now_ms // 1000)
+        self._leased = {hour: state.leased.copy() for hour, state in self.ledger.hours.items() if state.leased}
+        self._inherited = sum(map(len, self._leased.values()))
+        # A large second whose messages the previous leader had all reached is backlog: resume at the next second.
+        whole = local >= SLICE and local >= int(self.store.heads(hour).count[second])
+        self.scans.start(at + whole, now_ms // 1000)
 
     @property
     def cursor(self) -> tuple[int, int, int]:
-        """The dispatch cursor: (hour, second of the hour, number of messages of that second made ready so far)."""
-        hour, second = divmod(self._preload.reached[0], SECONDS_PER_HOUR)
-        return hour, second, self._preload.reached[1]
+        """The dispatch cursor: (hour, latest second of the hour with messages made ready, localIndex).
+
+        The localIndex is the number of the second's entries, less those that are still to become ready: so it counts
+        the entries that are settled, leased, blocked or ready, whichever leader made them ready. The replicated cursor
+        stands as long as this leader does not know the second."""
+        at = max(self._preload.reached, self.scans.reached)
+        hour, second = divmod(at, SECONDS_PER_HOUR)
+        left = self._preload.to_come(at)
+        if left is None or self.scans.misses(at) or not self.store.mapped(hour):
+            return self.ledger.cursor
+        return hour, second, int(self.store.heads(hour).count[second]) - left
+
+    def recount(self) -> int | None:
+        """The localIndex of the cursor, counted anew: entries of its second that are settled, leased, blocked or due.
+        None as long as the second is not known in whole, or has more than SLICE entries."""
+        at = max(self._preload.reached, self.scans.reached)
+        hour, second = divmod(at, SECONDS_PER_HOUR)
+        unknown = self._preload.to_come(at) is None or self._preload.spilled(at) or self.scans.misses(at)
+        if self.busy or unknown or self._damages or not self.store.mapped(hour):
+            return None
+        walk = ChainWalk(self.store, hour, second)
+        if walk.left > SLICE:
+            return None
+        rows = walk.step(SLICE)
+        later = rows[rows["deliver_at_ms"] > self.turns.now_ms]
+        waits = self.ledger.topics.owed(later)
+        if (state := self.ledger.hours.get(hour)) is not None:
+            waits &= ~is_in(later["index"], state.settled | state.blocked, state.leased)
+        return None if walk.damage is not None else len(rows) - int(waits.sum())
+
+    @property
+    def took_over(self) -> TakeOver | None:
+        """How this leader resumed; None until all that was owed before is found."""
+        if not self.scans.caught_up or self._preload.late:
+            return None
+        first_ms = min(self._preload.first_ms, self.scans.first_ms)
+        return TakeOver(*self._resumed_at, self.scans.found, self._inherited, max(0, self.turns.began_ms - first_ms))
 
     def advance(self, now_ms: int) -> int:
         """Make messages ready that are due at now_ms. Returns the time (ms) for the next call, NEVER_MS for none."""
         if now_ms < self.resume_ms:
-            return self.resume_ms
+            self._next_ms = self.resume_ms
+            return self._next_ms
         self.turns.tick(max(now_ms, self.turns.now_ms))
         if self.waiting.idle:
             self.waiting.end_idle()
@@ -115,7 +173,8 @@ class Dispatcher(LedgerListener):
         for at in self._repaired.due(self.turns.now_ms):
             self.scans.recover(at)
         repaired_ms = self._repaired.next()
-        return next_ms if repaired_ms is None else min(next_ms, int(repaired_ms))
+        self._next_ms = next_ms if repaired_ms is None else min(next_ms, int(repaired_ms))
+        return self._next_ms
 
     @property
     def busy(self) -> bool:
@@ -130,16 +189,17 @@ class Dispatcher(LedgerListener):
             self.scans.work()
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        self.wake()  # always ask for an early `advance`: `turns.now_ms` may be too old to tell what is due
-        self._preload.filed(hours, rows)
+        # Ask for an early `advance` only if the next one comes too late for these entries: most are due much later.
+        if self._preload.filed(hours, rows) < self._next_ms:
+            self.wake()
 
-    def on_granted(self, grant: HeldGrant) -> None:
+    def on_granted(self, grant: OpenGrant) -> None:
         self._note_leased(grant)
         self._on_lease(grant)
         for number, count in by_topic(grant.rows["topic"][grant.rows["open"] == 1]):
             self.windows.ready_counts[number] -= count
 
-    def on_extended(self, grant: HeldGrant) -> None:
+    def on_extended(self, grant: OpenGrant) -> None:
         self._on_lease(grant)  # report the new lease end: an EXTEND may also make a lease end sooner
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
@@ -154,12 +214,13 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # The settled messages were not leased. Windows of ready messages drop the settled entries later.
+        # The settled messages were never leased, so the preload or windows have them. Windows drop settled entries when
+        # they come to them.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
         if not due.all():
-            self._preload.drop(hour, indexes)
+            self._preload.drop(hour, rows[~due])
 
     def on_blocked(self, hour: int, row: NDArray[np.void]) -> None:
         at = hour * SECONDS_PER_HOUR + int(row["second"][0])
@@ -190,9 +251,9 @@ class Dispatcher(LedgerListener):
     def on_agenda(self, next_ms: int) -> None:
         self._on_agenda(next_ms)
 
-    def _note_leased(self, grant: HeldGrant) -> None:
+    def _note_leased(self, grant: OpenGrant) -> None:
         rows = grant.rows[grant.rows["open"] == 1]
-        for hour, mine in groups(rows["hour"]):
+        for hour, mine in rows_by_value(rows["hour"]):
             leased = self._leased.setdefault(hour, BitMap())
             leased |= bitmap(rows["index"][mine])
 
@@ -215,7 +276,7 @@ class Dispatcher(LedgerListener):
     def _oldest_ready_ms(self, number: int) -> int:
         window, entry = self.windows.oldest(self.windows.topic(number))
         if self.scans.jobs:
-            self.wake()  # the look may have begun a scan
+            self.wake()  # `oldest` may have started a scan, which needs calls of `work`
         if entry is not None and (window.rescan_from is None or entry >> 32 <= window.rescan_from // SECONDS_PER_HOUR):
             row = self.store.entries(entry >> 32, np.array([entry & NONE32]), verify=False)
             return int(row["deliver_at_ms"][0])

@@ -30,14 +30,14 @@ class GroupRate:
         self.again_ms = began_ms + self.interval_ms + MAX_AHEAD_MS
         #: Group → time when it has its token again; nearly in the order of these times.
         self._free_ms: dict[int, int] = {}
-        #: Groups with an offer that is not decided yet.
+        #: Groups with a message in an offer that is neither granted nor refused yet.
         self.busy: set[int] = set()
         #: Heap of (time to look at the entry again, entry).
         self.resting: list[tuple[int, int]] = []
 
     def change(self, rate: float | None, now_ms: int) -> bool:
-        """Use another rate from now on; None: none. Returns whether the rate is another one; then all resting messages
-        come back with the next look."""
+        """Use this rate from now on; None: no rate. Returns whether the rate has changed; if so, all resting messages
+        come back at the next look."""
         interval_ms = 0 if rate is None else _interval_ms(rate)
         if interval_ms == self.interval_ms:
             return False
@@ -72,7 +72,7 @@ class GroupRate:
             return
         known = self._free_ms
         known.pop(group, None)
-        # Both times of an interval are rounded down to ms: one more, so that it is never too short.
+        # Both ends of an interval are rounded down to ms: add 1 ms, so that no interval is too short.
         known[group] = handed_ms + self.interval_ms + 1
         while (first := next(iter(known))) != group and known[first] <= handed_ms:
             del known[first]
@@ -81,8 +81,8 @@ class GroupRate:
 
 
 def changed(before: GroupRate | None, rate: float | None, began_ms: int, now_ms: int) -> tuple[GroupRate | None, bool]:
-    """(tokens of a topic whose settings were made or changed, whether its resting messages come back now). began_ms:
-    time from which this leader knows all hand-outs."""
+    """Apply new or changed settings of a topic. Returns (rate of its groups, None without a rate; whether its resting
+    messages come back now). began_ms: time from which this leader knows all hand-outs."""
     if before is None:
         return (None if rate is None else GroupRate(rate, began_ms)), False
     return before, before.change(rate, now_ms)

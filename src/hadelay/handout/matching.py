@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.handout.polls import PROPOSED, U32, Poll
-from hadelay.handout.queues import WaitQueue, Window
+from hadelay.handout.queues import WaitQueue, Window, entries_of
 from hadelay.handout.rests import Rests
 from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
-from hadelay.ledger.hourstate import groups
+from hadelay.ledger.groups.runs import next_of
+from hadelay.ledger.hours.hourstate import rows_by_value
+from hadelay.model import MAX_RUN
 
 #: Size limit of one answer to a poll, in bytes; a larger message is answered alone.
 GRANT_BYTES = 4 << 20
@@ -30,6 +35,14 @@ class OfferPart(NamedTuple):
     window: Window
     entries: list[int]
     rows: NDArray[np.void]
+
+
+@dataclass(slots=True)
+class _Room:
+    """Numbers of messages and bytes that an offer still has room for."""
+
+    want: int
+    size: int
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +113,7 @@ class Matcher:
         if granted is not None:
             owed &= ~granted
             refused = np.flatnonzero(owed)
-            for hour, some in groups(offer.hours[refused]):
+            for hour, some in rows_by_value(offer.hours[refused]):
                 mine = refused[some]
                 owed[mine] = self._owed.look(hour, offer.indexes[mine])[1]
         at = len(offer.entries)
@@ -136,6 +149,9 @@ class Matcher:
                         size = 0
         if not parts:
             return None
+        if poll.group_max > 1:
+            left = _Room(want, size)
+            parts += [more for part in parts for more in self._runs(part, poll, left, until_ms)]
         entries = parts[0].entries if len(parts) == 1 else [entry for part in parts for entry in part.entries]
         rows = parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts])
         numbers = np.array(entries, np.int64)
@@ -143,9 +159,10 @@ class Matcher:
 
     def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[OfferPart, int]:
         """Take up to `want` messages of one hour from the head of the window; drop entries that need no delivery any
-        more. Messages due after until_ms stay. more: the offer has messages already; if not, the message due first is
-        taken whatever its size and due time, with messages due up to _TOGETHER_MS after it. Returns (messages, their
-        bytes); no messages, but bytes above 0, if nothing more fits into the offer."""
+        more. Messages due after until_ms stay in the window. more: whether the offer has messages already. If it has
+        none, the message due first is taken whatever its size and due time, together with messages due up to
+        _TOGETHER_MS after it. Returns (messages, their bytes). If nothing more fits into the offer, no messages are
+        returned, and bytes above 0."""
         topic, waiting = window.queue.topic, window.entries
         hour = waiting[0] >> 32
         count = max(want, window.scan_ahead)
@@ -187,6 +204,39 @@ class Matcher:
         self._windows.in_flight.update(dict.fromkeys(left, (window,)))
         self.rests.offer(topic, left)
         return OfferPart(window, left, rows), cost
+
+    def _runs(self, part: OfferPart, poll: Poll, left: _Room, until_ms: int) -> Iterator[OfferPart]:
+        """Blocked messages that continue the runs of offered messages (ledger/groups/runs.py), if the consumer asks for
+        several of one group. They are in no window, so a refused one returns to none."""
+        window = part.window
+        number, ledger = window.queue.topic.number, self._owed.ledger
+        queue = window.queue
+        if number is None or queue.topic.group_rate is not None or queue.filter is not None or left.want <= 0:
+            return
+        if ledger.topics[number].settings.group_concurrency != 1:
+            return
+        most = min(poll.group_max, MAX_RUN) - 1
+        for follow in next_of(ledger, part.rows["first_id"].tolist(), min(most, left.want)):
+            if left.want <= 0 or left.size <= 0:
+                return
+            allowed = self._turns.allowed(window).most
+            for hour, some in groupby(follow[: max(0, min(left.want, allowed))], itemgetter(0)):
+                indexes = np.array([index for _, index in some], np.uint32)
+                rows, owed = self._owed.look(hour, indexes, blocked=True)
+                entries = entries_of(hour, indexes)
+                sizes = np.cumsum(rows["size"], dtype=np.int64)
+                fits = owed & (rows["deliver_at_ms"] <= until_ms) & (sizes <= left.size)
+                if not self._windows.in_flight.keys().isdisjoint(entries):
+                    fits &= [entry not in self._windows.in_flight for entry in entries]
+                count = len(fits) if fits.all() else int(fits.argmin())
+                if count:
+                    cost = int(sizes[count - 1])
+                    self._turns.charge(window, count, cost)
+                    self._windows.in_flight.update(dict.fromkeys(entries[:count], ()))
+                    left.want, left.size = left.want - count, left.size - cost
+                    yield OfferPart(window, entries[:count], rows[:count])
+                if count < len(entries):
+                    break
 
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int

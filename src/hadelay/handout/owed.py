@@ -9,8 +9,8 @@ from hadelay.codec.formats import INDEX, RECORD_SIZE, SECONDS_PER_HOUR, U32, Mas
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import Filter, unpack
 from hadelay.errors import DamagedFile
-from hadelay.ledger.hourstate import indexes_of, is_in
-from hadelay.ledger.lookup import expired
+from hadelay.ledger.hours.hourstate import indexes_of, is_in
+from hadelay.ledger.hours.lookup import expired
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
 
@@ -20,8 +20,9 @@ class Owed:
         """on_spoiled(hour, indexes): called with index entries that are damaged, or whose records are."""
         self.ledger, self.store, self._on_spoiled = ledger, ledger.store, on_spoiled
 
-    def look(self, hour: int, indexes: U32) -> tuple[Rows, Mask]:
-        """INDEX rows of these entries of an hour, and a mask of the entries that are still owed (to be delivered)."""
+    def look(self, hour: int, indexes: U32, *, blocked: bool = False) -> tuple[Rows, Mask]:
+        """INDEX rows of these entries of an hour, and a mask of the entries that are still owed (to be delivered).
+        blocked: whether the mask has blocked entries, too."""
         if not self.store.count(hour):
             # The hour's files are deleted: all its entries are settled, even if lists of ready messages have some.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
@@ -32,18 +33,18 @@ class Owed:
             self._on_spoiled(hour, indexes[bad])
             rows = rows.copy()
             rows["topic"][bad] = 0
-        owed = self.among(hour, rows)
+        owed = self.among(hour, rows, blocked=blocked)
         owed[bad] = False
         return rows, owed
 
-    def among(self, hour: int, rows: Rows) -> Mask:
+    def among(self, hour: int, rows: Rows, *, blocked: bool = False) -> Mask:
         """Mask of INDEX rows to be delivered: not settled, leased, blocked or expired, and not cancelled with their
-        topic."""
+        topic. blocked: whether blocked entries count, too."""
         owed = self.ledger.topics.owed(rows) & ~expired(self.ledger, rows, self.ledger.now_ms)
         hour_state = self.ledger.hours.get(hour)
         if hour_state is None:
             return owed if self.store.count(hour) else np.zeros(len(rows), np.bool_)
-        if hour_state.blocked:
+        if hour_state.blocked and not blocked:
             owed = owed & ~is_in(rows["index"], hour_state.blocked)
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
@@ -67,7 +68,8 @@ class Owed:
             return found
         later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
         if now_ms // HOUR_MS > self.ledger.now_hour:
-            # Also search hours that began after the last commit: apply has no counts of their unsettled entries yet.
+            # Also search hours that began after the last log entry. The ledger's counts of unsettled entries lack these
+            # hours: it begins to count an hour when it applies the first entry of that hour.
             hours = self.store.hours()
             first = max(hour, self.ledger.now_hour) + 1
             later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]

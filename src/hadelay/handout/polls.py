@@ -1,7 +1,8 @@
-"""Polls: receive requests that wait on the leader, with their tag filters and answers."""
+"""Polls: receive requests that wait on the leader, with their tag filters and answers; and the consumers that asked."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,8 @@ U32 = NDArray[np.uint32]
 
 #: Phases of a poll: waiting; proposed (a grant is under way, or the wait is over); answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
+#: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
+_MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class Delivery(NamedTuple):
@@ -61,8 +64,52 @@ class Poll:
     filter: Filter | None = None
     #: Whether messages of earlier topics go first; otherwise topics take turns.
     listed: bool = False
+    #: Limit of messages of one group, where topics hand out one message of a group at a time (ledger/groups/runs.py).
+    group_max: int = 1
     #: Name of the node that relayed the receive to this leader; "": the consumer asked the leader itself.
     node: str = ""
     #: Set by the leader: phase (WAITING, PROPOSED or DONE), and the monotonic time at which the poll times out.
     phase: int = WAITING
     deadline: float = 0.0
+
+
+class Askers:
+    """Consumers and their topics, as this leader has seen them since it took over."""
+
+    def __init__(self) -> None:
+        #: (consumer, topics) → cluster time of the last receive, and node that relayed it; the oldest first.
+        self._asked: OrderedDict[tuple[str, tuple[str, ...]], tuple[int, str]] = OrderedDict()
+        self._names = 0
+        #: Latest receive that was forgotten, cluster time in Unix ms; 0: none was.
+        self.forgotten_ms = 0
+
+    def note(self, poll: Poll, now_ms: int) -> None:
+        who = poll.consumer, poll.topics
+        if who not in self._asked:
+            self._names += len(poll.topics)
+        self._asked[who] = now_ms, poll.node
+        self._asked.move_to_end(who)
+        while len(self._asked) > _MOST_ASKERS or (self._names > _MOST_ASKED and len(self._asked) > 1):
+            (_, oldest), (self.forgotten_ms, _) = self._asked.popitem(last=False)
+            self._names -= len(oldest)
+
+    def latest(self) -> dict[str, int]:
+        """Topic → cluster time of the last receive for it."""
+        return {topic: at_ms for (_, topics), (at_ms, _) in self._asked.items() for topic in topics}
+
+    def all(self) -> dict[str, tuple[int, str, list[str]]]:
+        """Consumer → (cluster time, node that relayed it or "") of its latest receive, and all topics that it asked
+        for; the latest first."""
+        found: dict[str, tuple[int, str, list[str]]] = {}
+        for (consumer, topics), asked in reversed(self._asked.items()):
+            found.setdefault(consumer, (*asked, []))[2].extend(topics)
+        return found
+
+    def of(self, topic: str, most: int = 16) -> dict[str, tuple[int, str]]:
+        """Consumer → (cluster time, node that relayed the receive or "") of the latest receives for a topic, the latest
+        first."""
+        found: dict[str, tuple[int, str]] = {}
+        for (consumer, topics), asked in reversed(self._asked.items()):
+            if topic in topics and len(found) < most:
+                found.setdefault(consumer, asked)
+        return found

@@ -11,15 +11,14 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.deadlines import Deadlines
+from hadelay.handout.deadlines import Deadlines
 from hadelay.handout.scans import SLICE
 from hadelay.handout.second import Second
 from hadelay.handout.windows import Windows
-from hadelay.ledger.chain import ChainWalk, Damage
-from hadelay.ledger.hourstate import bitmap, groups, indexes_of
+from hadelay.ledger.hours.chain import ChainWalk, Damage
+from hadelay.ledger.hours.hourstate import rows_by_value
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
 
 #: Limit of messages loaded ahead of time; beyond it, messages are loaded only 1 s before their second begins.
@@ -44,21 +43,21 @@ class Preload:
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
         #: The earliest second that was not yet loaded at the last `advance`, NEVER_MS if there was none.
         self.first_second = 0
-        #: The dispatch cursor: (latest second with messages made ready, number of its messages made ready).
-        self.reached = (0, 0)
-        #: Like the dispatch cursor `reached`, but counts only messages that this leader made ready.
-        self._counted = (0, 0)
+        #: Latest second with messages made ready, by this leader or an earlier one.
+        self.reached = 0
+        #: Due time (ms) of the first message that this leader made ready.
+        self.first_ms = NEVER_MS
         #: Future hours that have entries, and of which no second is loaded yet.
         self._hours: Deadlines[int] = Deadlines()
-        #: Hours being loaded → entries that were settled before they were due, and must not become ready.
-        self._open: dict[int, BitMap] = {}
+        #: Hours whose seconds are being loaded.
+        self._open: set[int] = set()
         #: Seconds that have entries and are not loaded yet, in hours that are being loaded.
         self._unloaded: Deadlines[int] = Deadlines()
         self._seconds: dict[int, Second] = {}
         #: Seconds that are being loaded, with the walks over their index entries; `work` continues the first walk.
         self.loading: deque[tuple[Second, ChainWalk]] = deque()
-        #: Seconds with more messages than fitted into memory → number of messages left out, by topic number.
-        self._spilled: dict[int, Counter[int]] = {}
+        #: Seconds with more messages than fitted into memory.
+        self._spilled: dict[int, Second] = {}
 
     def start(self) -> None:
         hour, second = divmod(self._turns.now_ms // 1000, SECONDS_PER_HOUR)
@@ -95,17 +94,20 @@ class Preload:
     def _open_hour(self, hour: int, from_second: int) -> None:
         if hour in self._open:
             return
+        # The ledger's clock stands still while no entry is applied: after an idle night, this hour's files are not
+        # mapped yet.
+        self._store.set_clock(max(self._owed.ledger.now_hour, self._turns.now_ms // HOUR_MS))
         if self._read_ahead is not None:
             self._read_ahead.index(hour)
         first = min(self.first_second, self._turns.now_ms // 1000, *self._seconds, *self._unloaded) // SECONDS_PER_HOUR
-        self._open = {known: settled for known, settled in self._open.items() if known >= first}
-        self._open[hour] = BitMap()
+        self._open = {known for known in self._open if known >= first} | {hour}
         for slot in (np.flatnonzero(self._store.heads(hour).count[from_second:]) + from_second).tolist():
             at = hour * SECONDS_PER_HOUR + slot
             self._unloaded.set(at, at)
 
     def _load_seconds(self) -> int:
-        """Begin to load the next seconds. Returns the earliest second still to be begun, NEVER_MS for none."""
+        """Begin to load the seconds that fall due next. Returns the earliest second whose loading has not begun yet;
+        NEVER_MS if there is none."""
         budget = SLICE
         while (first := self._unloaded.next()) is not None:
             ahead = int(first) * 1000 - self._turns.now_ms
@@ -144,11 +146,8 @@ class Preload:
                 self._on_damage(walk.damage)
 
     def _run(self, second: Second) -> None:
+        self.first_ms = min(self.first_ms, second.next_ms)
         indexes, topics = second.take(self._turns.now_ms)
-        settled = self._open.get(second.hour)
-        if settled and settled.intersect(bits := bitmap(indexes)):
-            owed = ~np.isin(indexes, indexes_of(settled & bits))
-            indexes, topics = indexes[owed], topics[owed]
         if len(indexes):
             self._make_ready(second.hour, second.second, indexes, topics)
         self._drop_if_empty(second)
@@ -156,44 +155,51 @@ class Preload:
     def _drop_if_empty(self, second: Second) -> None:
         """Drop a loaded second without messages in memory; leave those that found no room to scans."""
         if second.overflow:
-            self._spilled.setdefault(second.second, Counter()).update(second.overflow)
-            second.overflow = Counter()
-        if second.next_ms == NEVER_MS:
+            self._spilled[second.second] = second
+        elif second.next_ms == NEVER_MS:
             del self._seconds[second.second]
 
     def _make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
         self._windows.make_ready(hour, second, indexes, topics)
-        counted, local = self._counted
-        if second >= counted:
-            self._counted = (second, len(indexes) + (local if second == counted else 0))
-            self.reached = max(self.reached, self._counted)
+        self.reached = max(self.reached, second)
 
     def _leave_spilled(self) -> int:
         """Leave messages that found no room in memory to scans of the index, once their second is over. Returns the end
         (ms) of the next second with such messages, or NEVER_MS."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
-            self._windows.leave_out(at, self._spilled.pop(at))
+            second = self._spilled.pop(at)
+            self._windows.leave_out(at, second.overflow)
+            second.overflow = Counter()
+            self._drop_if_empty(second)
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
 
-    def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else groups(hours):
+    def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> int:
+        """Take new entries. Returns the time in ms by which `advance` has to be called for them."""
+        next_ms = NEVER_MS
+        for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else rows_by_value(hours):
             if hour in self._open or hour < self._turns.now_ms // HOUR_MS:
-                self._file(hour, rows[mine])
+                next_ms = min(next_ms, self._file(hour, rows[mine]))
             elif hour < DEAD_HOURS:
                 self._hours.set(hour, hour)
+                next_ms = min(next_ms, hour * HOUR_MS - self._preload_ms)
+        return next_ms
 
-    def _file(self, hour: int, rows: NDArray[np.void]) -> None:
-        self._open.setdefault(hour, BitMap())
+    def _file(self, hour: int, rows: NDArray[np.void]) -> int:
+        self._open.add(hour)
         first = hour * SECONDS_PER_HOUR
         far = rows["second"] > (self._turns.now_ms + self._preload_ms) // 1000 - first
         if far.any():
-            for slot in np.unique(rows["second"][far]).tolist():
+            slots = np.unique(rows["second"][far]).tolist()
+            for slot in slots:
                 self._unloaded.set(first + slot, first + slot)
+            if far.all():
+                return int((first + slots[0]) * 1000 - self._preload_ms)
             rows = rows[~far]
-        for slot, mine in groups(rows["second"]):
+        for slot, mine in rows_by_value(rows["second"]):
             # Skip new entries of a second that is not loaded yet: loading will find them in the index.
             if first + slot not in self._unloaded:
                 self._file_second(hour, first + slot, rows[mine])
+        return 0
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
         # Do not make an overdue entry ready before the second under which the index lists it: scans skip later seconds.
@@ -213,52 +219,52 @@ class Preload:
         """Whether entries of the hour may have been loaded or made ready already."""
         return hour < self._turns.now_ms // HOUR_MS or hour in self._open
 
-    def drop(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        """Never make these entries of the hour ready: they were settled before they were due."""
-        if hour in self._open:
-            self._open[hour] |= bitmap(indexes)
+    def to_come(self, at: int) -> int | None:
+        """Number of messages of the second `at` that are still to become ready; None as long as that is unknown. Purged
+        messages that found no room in memory count until their second is over."""
+        if at * 1000 > self._turns.now_ms or at in self._unloaded:
+            return None
+        second = self._seconds.get(at)
+        if second is None:
+            return 0
+        return len(second.coming) + sum(walk.left for loading, walk in self.loading if loading is second)
+
+    def spilled(self, at: int) -> bool:
+        """Whether messages of the second `at` found no room in memory."""
+        return at in self._seconds and bool(self._seconds[at].overflow)
+
+    def drop(self, hour: int, rows: NDArray[np.void]) -> None:
+        """Never make these entries of the hour ready (INDEX rows): they were settled before they were due."""
+        for at, second in self._seconds.items():
+            if second.hour == hour:
+                second.drop(rows["index"][rows["second"] == at % SECONDS_PER_HOUR])
 
     def blocked(self, at: int, row: NDArray[np.void]) -> bool:
         """Never make this entry of the second `at` ready (one INDEX row). False if the entry is in no loaded second."""
-        found = self._has(at, row)
-        if found:
-            self._open[at // SECONDS_PER_HOUR].add(int(row["index"][0]))
-        return found
+        second = self._seconds.get(at)
+        return second is not None and second.drop(row["index"])
 
     def unblocked(self, hour: int, rows: NDArray[np.void], found_later: Callable[[int, int], bool]) -> None:
         """Make entries of an hour that were blocked until now (INDEX rows) ready when they are due. found_later:
         whether a scan will find an entry: (second, index)."""
-        dropped, first = self._open.get(hour), hour * SECONDS_PER_HOUR
+        first = hour * SECONDS_PER_HOUR
         here: list[int] = []
         for n, (slot, index) in enumerate(zip(rows["second"].tolist(), rows["index"].tolist(), strict=True)):
             at = first + slot
             if found_later(at, index):
                 continue
-            if dropped is not None and index in dropped:
-                dropped.discard(index)
-                if self._has(at, rows[n : n + 1]):
-                    continue
+            second = self._seconds.get(at)
+            if second is not None and second.restore(index):
+                continue
             if not self._will_load(at, index):
                 here.append(n)
         if here:
             self.filed(hour, rows[here])
 
-    def _has(self, at: int, row: NDArray[np.void]) -> bool:
-        """Whether an entry that was not blocked when the second `at` was loaded is in that second's loaded messages and
-        not yet taken out."""
-        second = self._seconds.get(at)
-        if second is None:
-            return False
-        if second.loaded:
-            return bool(row["deliver_at_ms"][0] > self._turns.now_ms)
-        return not self._will_load(at, int(row["index"][0]))
-
     def _will_load(self, at: int, index: int) -> bool:
         return any(second.second == at and walk.will_reach(index) for second, walk in self.loading)
 
     def forget(self, topic: int) -> None:
-        for counts in self._spilled.values():
-            counts.pop(topic, None)
         for second in list(self._seconds.values()):
             second.forget(topic)
             if second.loaded:

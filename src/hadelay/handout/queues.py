@@ -2,7 +2,8 @@
 
 A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/polls.py).
 Each queue has a window of ready messages. A topic with a catch-up rate has a second window per queue, for *overdue*
-messages: those that fell due before `overdue_before_ms`. Messages on time never wait behind the past (ledger/flow.py).
+messages: those that fell due before `overdue_before_ms`. Messages on time never wait behind the past
+(ledger/limits/flow.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from hadelay.codec.meta import Filter
 from hadelay.handout.grouprate import GroupRate
 from hadelay.handout.polls import Poll
-from hadelay.ledger.flow import HandoutLimits
+from hadelay.ledger.limits.flow import HandoutLimits
 
 
 class Window:

@@ -1,4 +1,5 @@
-"""Messages whose group has no token (grouprate.py) rest: they leave their windows, and come back when it has one."""
+"""Messages whose group has no token of its rate (grouprate.py) rest: they leave their windows, and come back when the
+group has a token."""
 
 import numpy as np
 
@@ -6,7 +7,7 @@ from hadelay.codec.formats import Mask, Rows
 from hadelay.handout.grouprate import GroupRate
 from hadelay.handout.queues import TopicTurn, Window
 from hadelay.handout.windows import SMALL_WINDOW, TOTAL, Windows
-from hadelay.ledger.messagegroups import groups_of
+from hadelay.ledger.groups.messagegroups import groups_of
 from hadelay.ledger.state import Ledger
 
 #: Limit of messages per turn that begin to rest, some 10 ms of work; the topic goes on with the next turn.

@@ -17,8 +17,8 @@ from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.handout.queues import Window, entries_of
 from hadelay.handout.second import Second
 from hadelay.handout.windows import Windows
-from hadelay.ledger.chain import ChainWalk, Damage
-from hadelay.model import NONE32
+from hadelay.ledger.hours.chain import ChainWalk, Damage
+from hadelay.model import NEVER_MS, NONE32
 
 #: Limit of rows in one slice of a scan, which takes two to three milliseconds.
 SLICE = 8_192
@@ -28,11 +28,27 @@ _SECOND_COST = 128
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
 #: Cost of reading a record to compare its tags with a filter, counted in rows.
 _READ_COST = 64
-#: Limit of slices that a new leader scans before it hands out newly due messages: messages that fell due without a
-#: leader come first. Later slices are scanned beside the hand-outs.
+#: Limit of slices that a new leader scans before it hands out newly due messages: messages that fell due since the
+#: dispatch cursor, so without a leader, come first. All other slices are scanned beside the hand-outs.
 _HEAD_START = 8
 #: Limit of rows per second that a new leader's first scan keeps in memory; later scans find the others.
 _CATCH_UP_ROWS = 1 << 18
+
+
+class _Past:
+    """Seconds (since 1970) before a take-over that are still to be scanned: from `at` up to `end` (exclusive)."""
+
+    def __init__(self, at: int, end: int) -> None:
+        self.at, self.end = at, end
+        #: Position among the index entries of the second `at`; None between two seconds.
+        self.walk: ChainWalk | None = None
+
+    def __contains__(self, second: int) -> bool:
+        return self.at <= second < self.end
+
+    def will_find(self, second: int, index: int) -> bool:
+        """Whether the scan has yet to reach this entry of `second`."""
+        return second in self and (second > self.at or self.walk is None or self.walk.will_reach(index))
 
 
 class Scans:
@@ -45,27 +61,41 @@ class Scans:
         self.swept = 0
         #: Unfinished scans, as generators; each step of a scan yields its cost, counted in rows.
         self.jobs: deque[Iterator[int]] = deque()
-        # Seconds that fell due under earlier leaders and are still to be scanned: the first, and the end (exclusive).
-        self._catch_up = self._catch_up_end = 0
-        #: Position of a new leader's first scan among the index entries of one second; None between two seconds.
-        self._walk: ChainWalk | None = None
+        #: Seconds that fell due under earlier leaders: before the dispatch cursor, and from the cursor on.
+        self._backlog, self._missed = _Past(0, 0), _Past(0, 0)
+        #: Number of messages that a new leader found in seconds before its take-over.
+        self.found = 0
+        #: Due time (ms) of the first message owed from the dispatch cursor on; latest second of such messages.
+        self.first_ms, self.reached = NEVER_MS, 0
         self._head_start = 0
         # Cost of the last slice, in rows.
         self._cost = 0
         self._sweep: Iterator[int] | None = None
         windows.on_low = self.rescan
 
-    def start(self, second: int) -> None:
-        """Begin to scan all seconds before `second`, from which on the preload loads messages."""
-        self.first_unloaded = self._catch_up_end = second
+    def start(self, tick: int, second: int) -> None:
+        """Begin to scan all seconds before `second`, from which on the preload loads messages: those from `tick` on at
+        once, since they fell due without a leader; then the backlog before `tick`, in the background."""
+        tick = min(tick, second)
+        self.first_unloaded = second
+        self._backlog, self._missed = _Past(0, tick), _Past(tick, second)
         self._head_start = _HEAD_START * SLICE
-        self.jobs.append(self._catching_up())
+        self.jobs.append(self._catching_up(self._missed))
 
     @property
     def first(self) -> bool:
-        """Whether messages that fell due under earlier leaders go first (for at most _HEAD_START slices). While this is
-        True, call `work`, and neither `advance` nor `match` of the dispatcher."""
-        return self._head_start > 0 and self._catch_up < self._catch_up_end
+        """Whether messages that fell due since the dispatch cursor go first (for at most _HEAD_START slices). While
+        this is True, call `work`, and neither `advance` nor `match` of the dispatcher."""
+        return self._head_start > 0 and self._missed.at < self._missed.end
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all seconds before the take-over were scanned."""
+        return self._missed.at >= self._missed.end and self._backlog.at >= self._backlog.end
+
+    def misses(self, second: int) -> bool:
+        """Whether `second` fell due without a leader, and is not scanned yet."""
+        return second in self._missed
 
     def work(self) -> None:
         """Scan about one slice; unfinished scans take turns."""
@@ -98,9 +128,7 @@ class Scans:
 
     def will_find(self, second: int, index: int) -> bool:
         """Whether a new leader's first scan has yet to reach this entry of `second`."""
-        if not self._catch_up <= second < self._catch_up_end:
-            return False
-        return second > self._catch_up or self._walk is None or self._walk.will_reach(index)
+        return self._backlog.will_find(second, index) or self._missed.will_find(second, index)
 
     def _owed_rows(self, second: int, walk: ChainWalk | None = None) -> Iterator[NDArray[np.void]]:
         """INDEX rows of a second that are due and still to be delivered, up to SLICE rows at a time."""
@@ -126,22 +154,27 @@ class Scans:
             self._cost = max(len(rows), _SECOND_COST)
             yield rows[owed & (rows["second"] == slot) & (rows["deliver_at_ms"] <= self._turns.now_ms)]
 
-    def _catching_up(self) -> Iterator[int]:
-        while (second := self._owed.next_second(self._catch_up, self._turns.now_ms)) is not None:
-            if second >= self._catch_up_end:
+    def _catching_up(self, past: _Past) -> Iterator[int]:
+        while (second := self._owed.next_second(past.at, self._turns.now_ms)) is not None:
+            if second >= past.end:
                 break
-            self._catch_up = second
+            past.at = second
             found = Second(second, _CATCH_UP_ROWS)
-            self._walk = ChainWalk(self._owed.store, found.hour, second % SECONDS_PER_HOUR)
-            for rows in self._owed_rows(second, self._walk):
+            past.walk = ChainWalk(self._owed.store, found.hour, second % SECONDS_PER_HOUR)
+            for rows in self._owed_rows(second, past.walk):
                 found.add(rows)
+                self.found += len(rows)
+                if past is self._missed and len(rows):
+                    self.first_ms, self.reached = min(self.first_ms, int(rows["deliver_at_ms"].min())), second
                 yield self._cost
-            self._walk = None
+            past.walk = None
             # No yield below: other code must see all of the following changes or none.
-            self._catch_up = second + 1
+            past.at = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)
-        self._catch_up = self._catch_up_end
+        past.at = past.end
+        if past is self._missed:
+            self.jobs.append(self._catching_up(self._backlog))
 
     def _rescanning(self, window: Window) -> Iterator[int]:
         topic = window.queue.topic
@@ -176,12 +209,13 @@ class Scans:
     def _next_scannable(self, second: int) -> int | None:
         """First second from `second` on that has begun and has unsettled entries, except those left to the catch-up."""
         found = self._owed.next_second(second, self._turns.now_ms)
-        if found is not None and self._catch_up <= found < self._catch_up_end:
-            found = self._owed.next_second(self._catch_up_end, self._turns.now_ms)
+        for past in (self._backlog, self._missed):
+            if found is not None and found in past:
+                found = self._owed.next_second(past.end, self._turns.now_ms)
         return found if found is not None and found * 1000 <= self._turns.now_ms else None
 
     def _recovering(self, second: int) -> Iterator[int]:
-        while self._catch_up <= second < self._catch_up_end:
+        while second in self._backlog or second in self._missed:
             yield SLICE
         for rows in self._owed_rows(second):
             yield from self._add_forgotten(second, rows)

@@ -5,8 +5,10 @@ from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.ledger.hours.hourstate import bitmap, is_in
 from hadelay.model import NEVER_MS
 
 #: Minimum of late rows (added in one call, after the first `take`) to sort all rows again; fewer go into a heap.
@@ -24,6 +26,10 @@ class Second:
         self.loaded = False
         #: Number of rows beyond the limit, by topic number; a scan finds them later.
         self.overflow: Counter[int] = Counter()
+        #: Indexes of the rows that are still to become ready, those beyond the limit included.
+        self.coming = BitMap()
+        #: Indexes of rows that will not become ready: settled before they were due, or blocked.
+        self._dropped = BitMap()
         self.size = 0
         self.next_ms = NEVER_MS
         self._chunks: list[tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]] = []
@@ -38,6 +44,7 @@ class Second:
         if not len(rows):
             return
         self.size += len(rows)
+        self.coming |= bitmap(rows["index"])
         due = rows["deliver_at_ms"]
         self.next_ms = min(self.next_ms, int(due.min()))
         if self._started and len(rows) < _BULK:
@@ -69,11 +76,36 @@ class Second:
             topics = np.append(topics, np.array([item[2] for item in popped], np.uint32))
         self.size -= len(indexes)
         self._look_ahead()
+        bits = bitmap(indexes)
+        self.coming -= bits
+        if self._dropped.intersect(bits):
+            ready = ~is_in(indexes, self._dropped)
+            self._dropped -= bits
+            return indexes[ready], topics[ready]
         return indexes, topics
+
+    def drop(self, indexes: NDArray[np.uint32]) -> bool:
+        """Never return these rows from `take`. False if none of them is still to become ready."""
+        gone = self.coming & bitmap(indexes)
+        self.coming -= gone
+        self._dropped |= gone
+        return bool(gone)
+
+    def restore(self, index: int) -> bool:
+        """Return a dropped row from `take` again. False if it was not dropped, or its time has passed."""
+        if index not in self._dropped:
+            return False
+        self._dropped.discard(index)
+        self.coming.add(index)
+        return True
 
     def forget(self, topic: int) -> None:
         self._sort()
         keep = self._topics != topic
+        late = [item for item in self._late if item[2] == topic]
+        gone = bitmap(self._indexes[~keep]) | BitMap([index for _, index, _ in late])
+        self.coming -= gone
+        self._dropped -= gone
         self._due, self._indexes, self._topics = self._due[keep], self._indexes[keep], self._topics[keep]
         self._late = [item for item in self._late if item[2] != topic]
         heapq.heapify(self._late)
@@ -89,7 +121,7 @@ class Second:
     def _sort(self) -> None:
         chunks = [(self._due, self._indexes, self._topics), *self._chunks]
         self._chunks, self._pending = [], 0
-        due, indexes, topics = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        due, indexes, topics = map(np.concatenate, zip(*chunks, strict=True))
         # Sort by due time, then by index (the order of publishing). One combined key sorts several times faster than
         # two keys. Messages due before this second began count as due at its begin.
         order = ((np.maximum(due - self.start_ms, -1) << 32) | indexes).argsort()

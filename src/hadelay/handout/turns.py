@@ -1,4 +1,4 @@
-"""Fairness between topics, and the limits of each topic.
+"""Turns of topics: shares hand-outs fairly between the topics, and applies the limits of each topic.
 
 Topics take turns (deficit round robin): a topic that hands out large messages, or many, waits until the others handed
 out as much. The queues of a topic take turns, too. The cost does not depend on the number of waiting polls.
@@ -7,10 +7,10 @@ out as much. The queues of a topic take turns, too. The cost does not depend on 
 from collections import Counter, deque
 from collections.abc import Callable
 
-from hadelay.deadlines import Deadlines
+from hadelay.handout.deadlines import Deadlines
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window
-from hadelay.ledger.flow import UNLIMITED, Allowance
-from hadelay.ledger.topics import TopicBook
+from hadelay.ledger.limits.flow import UNLIMITED, Allowance
+from hadelay.ledger.topics.topics import TopicBook
 from hadelay.model import NEVER_MS
 
 #: Bytes that a topic may hand out per turn, and bytes that a message counts besides its size.
@@ -95,7 +95,7 @@ class Turns:
                 room -= made
             else:
                 ring.rotate(-1)
-        later.rotate(-1)  # the first of them has used up what the others lack
+        later.rotate(-1)  # put the first of them last: it used up the limit that the others wait for
         ring.extend(later)
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:

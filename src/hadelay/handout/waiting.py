@@ -1,7 +1,7 @@
 """Waiting polls, by topic and filter."""
 
 from hadelay.codec.meta import Filter
-from hadelay.deadlines import Deadlines
+from hadelay.handout.deadlines import Deadlines
 from hadelay.handout.polls import Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
@@ -103,6 +103,10 @@ class Waiting:
         """Consumers with a waiting poll that names this topic."""
         turn = self._windows.by_name.get(topic)
         return set() if turn is None else {poll.consumer for queue in turn.queues() for poll in queue.waiters}
+
+    def all_consumers(self) -> set[str]:
+        """Consumers with a waiting poll."""
+        return {poll.consumer for poll in self.queues}
 
     def end_idle(self) -> None:
         """Give up the queues of filters for which no poll waited in the last minute."""

@@ -20,8 +20,8 @@ from hadelay.handout import grouprate
 from hadelay.handout.owed import Owed
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
-from hadelay.ledger.flow import limits_of
-from hadelay.ledger.topics import TopicBook, TopicState
+from hadelay.ledger.limits.flow import limits_of
+from hadelay.ledger.topics.topics import TopicBook, TopicState
 
 #: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: SMALL_WINDOW each.
 TOTAL = 1 << 19
@@ -180,7 +180,8 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Entries in no undecided offer, without repetitions. The window gets the rest if their offers fail."""
+        """Those of the entries that are in no undecided offer, each once. If an offer fails, the window gets the
+        offer's entries back."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:

@@ -5,7 +5,6 @@ of a token is cached by the bytes of its header. The cache, and that of whole he
 the cluster's tokens change or one of them expires.
 """
 
-import hashlib
 import hmac
 import ipaddress
 import logging
@@ -18,27 +17,25 @@ from typing import TypeVar
 from hadelay.api.service import Actor
 from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.http.routes import Route
-from hadelay.loglimit import LogLimit
-from hadelay.rights import Rights, Token
+from hadelay.platform.loglimit import LogLimit
+from hadelay.rights import TOKEN_PREFIX, Rights, Token, hash_token
+from hadelay.rules.access import RequestRights
 from hadelay.server.service.node import TokenService as TokenService
 from hadelay.settings.node import HttpConfig, SecurityConfig
 
 log = logging.getLogger(__name__)
 AccessDenied = TypeVar("AccessDenied", Unauthorized, Forbidden)
 
-#: Prefix of a token's 43 random characters, for people and for scanners that look for leaked secrets.
-PREFIX = "hadelay_"
-_TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
+_TOKEN = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{43}}")
+#: Host names as DNS has them, in ASCII, besides underscores.
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _BEARER = re.compile(r"bearer +(\S+) *", re.I)
 #: Limit of cached Authorization headers; each spelling of the header with a token is cached on its own.
 _MOST = 4_096
+#: Ports that browsers leave out of Host; and the port in a Host.
+_DEFAULT_PORTS, _PORT = (80, 443), re.compile(r":\d+$")
 #: Longest interval between two checks for expired tokens, in seconds.
 _LOOK_S = 1.0
-
-
-def hash_token(token: str) -> bytes:
-    """The stored form of a token. A token has 256 random bits, so guessing needs no slow hash."""
-    return hashlib.sha256(token.encode()).digest()
 
 
 def _with_reason(reason: str, error: AccessDenied) -> AccessDenied:
@@ -63,19 +60,30 @@ class Denials:
             )
 
 
-def check_site(method: str, headers: Mapping[str, str]) -> None:
+def check_site(method: str, headers: Mapping[str, str], port: int) -> None:
     """Raises Forbidden for a change that a web page of another site sends through a user's browser, which may reach
-    addresses that the page cannot, such as loopback. Browsers name the site in headers; other clients do not."""
+    addresses that the page cannot, such as loopback. Browsers name the site in headers; other clients do not. port: at
+    which this node listens. Unless it is a default port, browsers name a port in Host: if none is there, a proxy has
+    dropped it, and only the names are compared. A proxy may name the browser's host in X-Forwarded-Host instead."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
     if site is not None:
         foreign = site.lower() not in ("same-origin", "none")
     else:
-        foreign = origin is not None and origin.lower().partition("://")[2] != headers.get("Host", "").lower()
+        host, (_, scheme, own) = headers.get("Host", "").lower(), (origin or "").lower().partition("://")
+        dropped = port not in _DEFAULT_PORTS and not _PORT.search(host)
+        # No page can make a browser send X-Forwarded-Host: the browser would ask this node before, which says no.
+        forwarded = headers.get("X-Forwarded-Host", "").lower().split(",")
+        named = {host, *filter(None, map(str.strip, forwarded))}
+        same = own in named or (dropped and _PORT.sub("", own) == host)
+        foreign = origin is not None and not (scheme and same)  # the origin of a page in a sandbox is null
     if foreign:
         said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
-        what = f"a web page of another site sent this request ({said}); such pages may not change anything on this node"
+        what = (
+            f"a web page of another site sent this request ({said}); such pages may not change anything on this node. "
+        )
+        what += "Behind a proxy: let it pass on the Host of the browser (nginx: proxy_set_header Host $http_host)"
         raise _with_reason("cross_site", Forbidden(what))
 
 
@@ -94,6 +102,8 @@ class Hosts:
         if not self._checks:
             return True
         name = _host_of(host.strip()).lower().removesuffix(".")
+        if name and not _is_address(name) and not _NAME.fullmatch(name):
+            return False  # refuse names such as evil.example#.localhost: a browser reads only the part before the #
         return not name or _is_address(name) or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def check(self, hosts: Iterable[str]) -> None:
@@ -119,41 +129,18 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class RequestRights:
-    def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
-        self.actor, self.rights = actor, rights
-        #: True for the bootstrap token, which may only create a token.
-        self.first_only = first_only
-
-    def may(self, scope: str, topic: str | None) -> bool:
-        return self.rights.may(scope, topic)
-
-    def need(self, scope: str, topic: str | None) -> None:
-        """Raises Forbidden if the token lacks a scope for a topic. topic: None for all topics and the cluster."""
-        if not self.rights.may(scope, topic):
-            where = "for the whole cluster" if topic is None else f"for topic {topic[:128]!r}"
-            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
-
-    def need_of(self, scope: str, topic: str, what: str) -> None:
-        """Raises Forbidden if the token lacks a scope for the topic of a message or lease; does not name the topic."""
-        if not self.rights.may(scope, topic):
-            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
-
-    def check(self, route: Route, path: Mapping[str, str]) -> None:
-        if self.first_only:
-            if route.name != "create_token":
-                what = "the bootstrap token may only create a token (POST /v1/tokens)"
-                raise _with_reason("bootstrap", Forbidden(what))
-            return
-        scope = route.scope
-        if not route.own_topics:
-            self.need(scope, path.get("topic"))
-        elif not self.rights.may_somewhere(scope):
-            raise Forbidden(f"the token {self.actor.token!r} has no scope {scope}")
-
-
-#: Rights of requests that need no token.
-UNRESTRICTED = RequestRights(Actor(), Rights(("admin",)))
+def check_route(access: RequestRights, route: Route, path: Mapping[str, str]) -> None:
+    """Raises Forbidden if the token may not use the route. path: variables of the request's path."""
+    if access.first_only:
+        if route.name != "create_token":
+            what = "the bootstrap token may only create a token (POST /v1/tokens)"
+            raise _with_reason("bootstrap", Forbidden(what))
+        return
+    scope = route.scope
+    if not route.own_topics:
+        access.need(scope, path.get("topic"))
+    elif not access.rights.may_somewhere(scope):
+        raise Forbidden(f"the token {access.actor.token!r} has no scope {scope}")
 
 
 class Authenticator:
@@ -191,7 +178,7 @@ class Authenticator:
         """Rights of a request by its Authorization headers. Raises Unauthorized; NoLeader while tokens are unknown."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
-            what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"
+            what += f": send Authorization: Bearer {TOKEN_PREFIX}… (hadelay token create makes one)"
             raise _with_reason("no_token", Unauthorized(what))
         self.look()
         known = self._known.get(headers[0])
@@ -202,21 +189,33 @@ class Authenticator:
             self._known[headers[0]] = known
         return known
 
+    def admit_session(self, token_id: str) -> RequestRights:
+        """Rights of a session of the console that the token with this id opened. Raises as `admit` does."""
+        self.look()
+        return self._rights_of(self.service.tokens.get(token_id))
+
     def _find(self, header: str) -> RequestRights:
         given = _BEARER.fullmatch(header)
         if given is None:
             what = "the Authorization header must be: Bearer, a space, and the token"
             raise _with_reason("malformed", Unauthorized(what))
         if not _TOKEN.fullmatch(given[1]):
-            what = f"the token must be {PREFIX} and 43 characters; it has {len(given[1])} in all"
+            what = f"the token must be {TOKEN_PREFIX} and 43 characters; it has {len(given[1])} in all"
             raise _with_reason("malformed", Unauthorized(what))
+        self._check_known()
+        digest = hash_token(given[1])
+        token = self._by_hash.get(digest)
+        return self._bootstrap(digest) if token is None else self._rights_of(token)
+
+    def _check_known(self) -> None:
         if not self.service.knows_tokens:
             # Tokens may have been revoked while this node was down.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
-        digest = hash_token(given[1])
-        token = self._by_hash.get(digest)
+
+    def _rights_of(self, token: Token | None) -> RequestRights:
+        self._check_known()
         if token is None:
-            return self._bootstrap(digest)
+            raise Unauthorized("the token of this session was revoked")
         if not token.holds(self.service.now_ms()):
             raise _with_reason("expired", Unauthorized(f"the token {token.name!r} ({token.id}) has expired"))
         return RequestRights(Actor(token.id, token.name), Rights(token.scopes))

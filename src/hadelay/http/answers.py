@@ -1,6 +1,7 @@
 """Complete HTTP answers: media types, and errors as `application/problem+json` (RFC 9457)."""
 
 from collections.abc import Mapping
+from html import escape
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
@@ -25,7 +26,14 @@ NOTHING = Answer(204, {}, b"")
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("utf-8", "surrogateescape")
+    lines = ""
+    for name, value in headers.items():
+        lines += f"{name}: {value}\r\n"
+    return lines.encode("utf-8", "surrogateescape")
+
+
+#: Header lines of most answers.
+JSON_LINES = header_lines(JSON_TYPE)
 
 
 class Problem(msgspec.Struct):
@@ -42,14 +50,22 @@ class Problem(msgspec.Struct):
     #: False if the request may or may not have had an effect: retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    #: In a conflict: state that forbids the operation. Of a message also partial: only some of its copies are changed.
+    #: In a conflict: state that forbids the operation. Of a message also partial: only some of its copies are changed;
+    #: and moved: the message is due at another time than the request expects.
     #: Of a topic: pending (it has messages), scheduled (schedules publish to it), running (a subscription is filled).
     outcome: (
-        Literal["pending", "leased", "acked", "cancelled", "expired", "dead", "partial", "scheduled", "running"]
+        Literal[
+            "pending", "leased", "acked", "cancelled", "expired", "dead", "partial", "moved", "scheduled", "running"
+        ]
         | msgspec.UnsetType
     ) = msgspec.UNSET
     #: With the outcome partial: outcome by topic and subscription.
     outcomes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    #: With the outcome moved: the due time that the message has.
+    deliver_at: str | msgspec.UnsetType = msgspec.UNSET
+    #: Of a backfill that a limit stopped: number of occurrences that it made, and `from` of the next backfill.
+    made: int | msgspec.UnsetType = msgspec.UNSET
+    go_on: str | msgspec.UnsetType = msgspec.UNSET
     #: In a conflict over a client key: id of the message that has the key.
     id: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -63,6 +79,15 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
     found = HadelayError("internal error of this node; its log has the details")
     found.outcome_known = False  # type: ignore[misc]
     return found
+
+
+def as_page(error: HadelayError) -> Answer:
+    """The answer for an error as a page for a browser, without style or scripts."""
+    found = refusal(error)
+    words = f"<h1>{escape(error.title)}</h1>\n<p>{escape(error.detail)}</p>"
+    page = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{escape(error.title)}</title>\n{words}\n'
+    headers = {**found.headers, "Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store"}
+    return Answer(found.status, headers, page.encode())
 
 
 def refusal(error: HadelayError) -> Answer:

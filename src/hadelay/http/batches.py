@@ -20,11 +20,12 @@ import msgpack
 import msgspec
 import numpy as np
 
-from hadelay.api.publishing import BatchItem
+from hadelay.api.publishrequest import BatchItem, UsualItem
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http.answers import JSON, MSGPACK, NDJSON
 from hadelay.http.bodies import ITEM
-from hadelay.http.decoding import MSGPACK_NAMES, decoded
+from hadelay.http.decoding import MSGPACK_NAMES
+from hadelay.rules.documents import decoded
 
 #: Limits of one step of decoding a batch: bytes of JSON and MessagePack cut into items, bytes and items decoded.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
@@ -63,9 +64,17 @@ class _JsonItem(BatchItem):
 
 _decode_json = msgspec.json.Decoder(list[_JsonItem]).decode
 _decode_lines = msgspec.json.Decoder(_JsonItem).decode_lines
-_decode_msgpack = msgspec.msgpack.Decoder(list[BatchItem]).decode
+_decode_usual = msgspec.msgpack.Decoder(list[UsualItem]).decode
+_decode_any = msgspec.msgpack.Decoder(list[BatchItem]).decode
 _skim_json = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
+
+
+def _decode_msgpack(data: bytes) -> list[Any]:
+    try:
+        return _decode_usual(data)
+    except msgspec.DecodeError:
+        return _decode_any(data)
 
 
 def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
@@ -114,10 +123,10 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
         first = last
 
 
-def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
+def _decoded(decode: Callable[[bytes], list[Any]], data: bytes, number: int, at: int) -> list[Any]:
     """Decode items. number, at: number and offset of the first item in the batch; errors name the items by both."""
     try:
-        return decoded(decode, BatchItem)  # type: ignore[no-any-return]
+        return decoded(decode, data, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
         detail = _NUMBER.sub(lambda found: str(int(found[0]) + number), error.detail, count=1)
         raise BadRequest(_OFFSET.sub(lambda found: str(int(found[0]) + at), detail)) from None
@@ -129,13 +138,13 @@ _NUMBER, _OFFSET = re.compile(r"(?<=body\[)\d+|(?<=\$\[)\d+"), re.compile(r"(?<=
 def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
     decode, skim = (_decode_lines, _skim_lines) if lines else (_decode_json, _skim_json)
 
-    def checked() -> list[Any]:
+    def checked(data: bytes) -> list[Any]:
         data.decode()  # msgspec does not check the UTF-8 of Raw fields
         if data.count(b"{") > max_items:
             _check_count(len(skim(data)), max_items)
         return decode(data)
 
-    return decoded(checked, BatchItem)  # type: ignore[no-any-return]
+    return decoded(checked, data, BatchItem)  # type: ignore[no-any-return]
 
 
 def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slices:
@@ -151,9 +160,9 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
         if problem is not None:
             items = [problem]
         elif lines:
-            items = _decoded(lambda: _decode_lines(piece), number, start + 1)  # noqa: B023
+            items = _decoded(_decode_lines, piece, number, start + 1)
         else:
-            items = _decoded(lambda: _decode_json(b"[%b]" % piece), number, start)  # noqa: B023
+            items = _decoded(_decode_json, b"[%b]" % piece, number, start)
             if len(items) != count:
                 raise BadRequest(f"body: JSON is malformed: an item is missing before byte {end}")
         total += len(items)
@@ -267,7 +276,7 @@ def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.n
 def _light_msgpack(data: bytes, max_items: int) -> list[Any]:
     if data[:1] == _ARRAY_32:
         _check_count(int.from_bytes(data[1:5]), max_items)
-    items = decoded(lambda: _decode_msgpack(data), BatchItem)
+    items = decoded(_decode_msgpack, data, BatchItem)
     _check_count(len(items), max_items)
     return items  # type: ignore[no-any-return]
 
@@ -285,7 +294,7 @@ def _msgpack(data: bytes, max_items: int) -> Slices:
             items = [problem]
         else:
             packed = _ARRAY_32 + count.to_bytes(4) + data[start:end]
-            items = _decoded(lambda: _decode_msgpack(packed), number, start - 5)  # noqa: B023
+            items = _decoded(_decode_msgpack, packed, number, start - 5)
         yield from _passed(items, _work(end - start) if problem is None else 0, last=end == ends[-1])
 
 

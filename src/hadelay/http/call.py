@@ -2,31 +2,37 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
-from hadelay.errors import HadelayError, LimitReached, TooLarge
-from hadelay.http.access import UNRESTRICTED, Authenticator, Denials, Hosts, RequestRights
+from hadelay.errors import HadelayError, TooLarge
+from hadelay.http.access import Authenticator, Denials, Hosts, check_route
 from hadelay.http.answers import JSON_TYPE, MSGPACK_TYPE, Answer, header_lines, refusal, unexpected
 from hadelay.http.bodies import ByteBudget, RequestTurns, Reservation, read_body
-from hadelay.http.decoding import decode_body
+from hadelay.http.decoding import decode_body, media_type
+from hadelay.http.forwarding.forwarder import Destination, Forwarder
+from hadelay.http.forwarding.heads import SHARD, forward_head
 from hadelay.http.metrics import Metrics
 from hadelay.http.polls import Polls, Relay
 from hadelay.http.routes import OPEN, Route, Routes, origin_form
-from hadelay.loglimit import LogLimit
+from hadelay.http.sharding import KEYED, ShardRouter
+from hadelay.http.stalls import Stalls
+from hadelay.platform.loglimit import LogLimit
 from hadelay.platform.tls import Certificates
+from hadelay.rules.access import UNRESTRICTED, RequestRights
+from hadelay.rules.sharedcount import SharedCount
 from hadelay.server.service.node import NodeService
 from hadelay.settings.node import HttpConfig
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -45,32 +51,27 @@ class Context:
         self.authenticator: Authenticator | None = None
         self.hosts = Hosts(config, tokens=tokens)
         self.polls, self.relay = Polls(), Relay(config, self.tls, service.node)
+        self.router = ShardRouter(service.shards, self.forget_heads)
+        self.forwarder = Forwarder(config, self.tls, service.node, lambda: self.relay.full())
+        self.forwarder.known = self.router.known_shard
+        self.relay.known = lambda: {*service.cluster.urls(), *self.router.urls()}
         self.denials = Denials(time.monotonic)
         self.turns = RequestTurns()
-        self.metrics = Metrics(service, self.denials.counts, self.turns)
-        self.log_limit = LogLimit(time.monotonic)
+        self.metrics = Metrics(service, self.denials.counts, self.turns, self.forwarder)
+        self.log_limit, self.stalls = LogLimit(time.monotonic), Stalls()
         self.budget = ByteBudget(config.max_reading_bytes)
-        #: Number of receives and reads that wait at this node.
-        self.waiting = 0
+        #: Receives and reads that wait at this node.
+        self.waiting = SharedCount(config.max_waiting, "receives wait", "ask another node, or try again later")
+        #: Those of them that wait at another shard: half of the connections to a node are left for other requests.
+        self.waiting_elsewhere = SharedCount(128, "requests wait at other shards", "ask a node of that shard")
         #: Number of client connections within the limits; spares, which exceed a limit, do not count.
         self.connections = 0
         #: Encoded body of /openapi.json; empty until the first request for it.
         self.openapi = b""
-        self._common: tuple[int, str | None, bytes] = (-1, None, b"")
+        self._common: tuple[int, str | None, int | None, bytes] = (-1, None, None, b"")
 
-    @contextmanager
-    def one_more_waits(self) -> Iterator[None]:
-        """Count a request that waits. Raises LimitReached if too many wait."""
-        if self.waiting >= self.config.max_waiting:
-            raise LimitReached(
-                f"too many receives wait on this node ({self.waiting}); ask another node, or try again later",
-                retry_after_ms=1_000,
-            )
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
+    def forget_heads(self) -> None:
+        """Clear the caches of parsed heads: the tokens or the shard map have changed."""
 
     @property
     def draining(self) -> bool:
@@ -81,7 +82,7 @@ class Context:
         if self.authenticator is None or route.scope == OPEN:
             return UNRESTRICTED
         access = self.authenticator.admit(authorization)
-        access.check(route, path)
+        check_route(access, route, path)
         return access
 
     def failed(self, where: str, error: BaseException | None, method: str) -> Answer:
@@ -100,19 +101,26 @@ class Context:
         self.metrics.requests[route, status] += 1
 
     def add_headers(self, headers: MutableMapping[str, str]) -> None:
+        headers["Server"] = "hadelay"  # aiohttp's own value would name the versions of Python and aiohttp
         headers["Hadelay-Node"] = self.service.node
         leader = self.service.leader_name
         if leader is not None:
             headers["Hadelay-Leader"] = leader
+        if self.router.here is not None:
+            headers["Hadelay-Shard"] = str(self.router.here)
 
-    def head_of(self, status: int, lines: bytes, size: int) -> bytes:
-        """Head of an answer with a body of `size` bytes. lines: the answer's own headers; common headers are cached."""
-        second, leader = int(time.time()), self.service.leader_name
-        if self._common[0] != second or self._common[1] != leader:
+    def head_of(self, status: int, lines: bytes, size: int, *, own: bool = False) -> bytes:
+        """Head of an answer with a body of `size` bytes. lines: the answer's own headers; common headers are cached.
+        own: whether the answer is of another shard's node, and has that node's common headers."""
+        if own:
+            return b"%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], lines, size)
+        second, leader, shard = int(time.time()), self.service.leader_name, self.router.here
+        known = self._common
+        if known[0] != second or known[1] != leader or known[2] != shard:
             common = {"Date": formatdate(second, usegmt=True)}
             self.add_headers(common)
-            self._common = second, leader, header_lines(common)
-        return b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], self._common[2], lines, size)
+            known = self._common = second, leader, shard, header_lines(common)
+        return b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], known[3], lines, size)
 
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
@@ -142,6 +150,8 @@ class Call:
     access: RequestRights = UNRESTRICTED
     #: Part of the byte budget reserved for the body; None: the body has been read.
     reservation: Reservation | None = None
+    #: Shard that the query names, with the option `shard`.
+    chosen: int | None = None
 
     @property
     def service(self) -> NodeService:
@@ -166,7 +176,36 @@ class Call:
         route = self.route
         if route.body is not None:
             self.body = decode_body(self.request, route, await self.read(route.max_bytes, "of this request"))
-        return await route.handler(self)
+        return await (route.handler if route.shards is None or self.router is None else route.shards)(self)
+
+    @property
+    def router(self) -> ShardRouter | None:
+        """The router, if this request may concern other shards: not without a map, not for a request that another node
+        has forwarded, and not for one that names a shard."""
+        router = self.context.router
+        if not router.several or SHARD in self.request.headers or self.chosen is not None:
+            return None
+        return router
+
+    async def forward(self, to: Destination) -> Answer:
+        """Send the request to another shard as it is; returns the shard's answer. Raises HadelayError."""
+        config, route, wait_ms = self.context.config, self.route, getattr(self.query, "wait", None) or 0
+        limit, name = route.max_bytes, "of this request"
+        if route.raw_body:
+            limit, name = config.max_body_bytes, "max_body_bytes"
+        if route.name == "publish_batch":
+            limit, name = config.max_batch_bytes, "max_batch_bytes"
+        data = await self.read(limit, name) if self.data is None else self.data
+        request = self.request
+        node, wait_s = self.context.service.node, wait_ms / 1000
+        head = forward_head(
+            request.method, self.target, request.raw_headers, node, wait_s=wait_s, keyed=route.name in KEYED
+        )
+        asking = self.context.forwarder.answer(to, head, data)
+        if not wait_ms:
+            return await asking
+        with self.context.waiting.one_more(self.access), self.context.waiting_elsewhere.one_more(self.access):
+            return await self.context.polls.run(asking, "ask another node")
 
     async def read(self, limit: int, name: str) -> bytes:
         """Read the body. limit: in bytes. name: the limit's setting. Raises TooLarge and the errors of read_body."""
@@ -177,15 +216,26 @@ class Call:
             raise TooLarge(f"the body has {len(self.data)} bytes; at most {limit} are allowed ({name})")
         return self.data
 
+    @property
+    def media_type(self) -> str:
+        return media_type(self.request)
+
     def wants_msgpack(self) -> bool:
         return "msgpack" in self.request.headers.get("Accept", "")
 
     def encode(self, value: Any) -> bytes:
         return msgspec.msgpack.encode(value) if self.wants_msgpack() else msgspec.json.encode(value)
 
+    def decode(self, encoded: bytes | msgspec.Raw, kind: type[T]) -> T:
+        """Decode a value in the form that the client accepts."""
+        found: T = (msgspec.msgpack if self.wants_msgpack() else msgspec.json).decode(encoded, type=kind)
+        return found
+
     def answer(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
         """Encode an answer. For a stale read, a header tells the applied index that the answer shows."""
         if getattr(self.query, "stale", False):
             headers = {"Hadelay-Applied": str(self.service.applied_index)}
-        kind = MSGPACK_TYPE if self.wants_msgpack() else JSON_TYPE
-        return Answer(status, {**kind, **headers} if headers else kind, self.encode(value))
+        msgpack = self.wants_msgpack()
+        kind = MSGPACK_TYPE if msgpack else JSON_TYPE
+        body = msgspec.msgpack.encode(value) if msgpack else msgspec.json.encode(value)
+        return Answer(status, {**kind, **headers} if headers else kind, body)

@@ -1,6 +1,10 @@
-"""Routes for the cluster and its members."""
+"""Routes for the cluster, its members and its consumers."""
 
+from functools import partial
+
+from hadelay.api.attention import Attention
 from hadelay.api.cluster import AddedMember, AddMember, Cluster, Drain, Drained, Transfer, Transferred
+from hadelay.api.consumers import Consumers
 from hadelay.api.messages import ReadQuery
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
@@ -13,6 +17,21 @@ routes = Routes()
 async def cluster(call: Call) -> Answer:
     """Members, leader, cluster time and the dispatch cursor"""
     return call.answer(await call.service.cluster.view(stale=call.query.stale))
+
+
+@routes.add("GET", "/v1/attention", returns={200: Attention[str]}, errors=(503,), scope="read", own_topics=True)
+async def attention(call: Call) -> Answer:
+    """Problems of the cluster, and of the topics and schedules that the token may read, the worst first"""
+    return call.answer(await call.service.attention.report(call.access.rights))
+
+
+@routes.add(
+    "GET", "/v1/consumers", query=ReadQuery, returns={200: Consumers[str]}, errors=(503,), scope="read", own_topics=True
+)
+async def consumers(call: Call) -> Answer:
+    """Consumers of the topics that the token may read, those with most leases first"""
+    may = partial(call.access.may, "read")
+    return call.answer(await call.service.consumers.list_consumers(may=may, stale=call.query.stale))
 
 
 @routes.add("POST", "/v1/cluster:transfer-leader", body=Transfer, returns={200: Transferred}, errors=(404, 409))

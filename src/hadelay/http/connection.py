@@ -7,7 +7,8 @@ draft, and the commit's callback writes the answer: no task, no future, no heade
 
 Only plain heads go the short way (a Host, no name twice, nothing that changes the framing); aiohttp reads all others.
 The two ways never overlap: the short way is open only while aiohttp's parser is between two requests and its handler
-waits. Bytes that arrive during a request are held until it is answered, so pipelined requests are answered in order.
+waits. Bytes that arrive during a request are buffered until it is answered, so the answers of pipelined requests
+keep the order.
 """
 
 import asyncio
@@ -18,27 +19,40 @@ from http import HTTPStatus
 from aiohttp import web
 
 from hadelay.api.service import Receipts
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.errors import BadRequest, HadelayError, Overloaded
 from hadelay.http import receipts
-from hadelay.http.answers import Answer, header_lines, refusal
+from hadelay.http.answers import JSON_LINES, JSON_TYPE, Answer, header_lines, refusal
 from hadelay.http.call import Call, Context
+from hadelay.http.forwarding.exchange import WholeAnswer
+from hadelay.http.forwarding.forwarder import Forwarding
 from hadelay.http.options import DraftTemplate
 from hadelay.http.privates import Protocol, Server
 from hadelay.http.requestheads import RequestHeads, ShortRequest
+from hadelay.http.sharding import Forwarded
 
 log = logging.getLogger(__name__)
 
 #: Size limit, in bytes, of a response body that is joined with its head into one write.
 _JOIN_BYTES = 64 << 10
 #: Limit of bytes of later requests that are read while a request is being answered.
-_MAX_HELD = 64 << 10
+_MAX_BUFFERED = 64 << 10
+_LATE = "this node stood still, and read the request too late: nothing happened. Send it again"
 
 
 class Connection(Protocol):
     """Protocol of one client connection. lost, limit: see HttpListener."""
 
     __slots__ = (
-        "_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template", "limit",
+        "_buffered",
+        "_busy",
+        "_context",
+        "_heads",
+        "_lost",
+        "_missing",
+        "_stalled",
+        "_task",
+        "_template",
+        "limit",
     )  # fmt: skip
 
     def __init__(
@@ -49,15 +63,19 @@ class Connection(Protocol):
         self._context, self._heads, self._lost = context, heads, lost
         #: Bytes still to arrive of a request that aiohttp answers; −1: unknown, so aiohttp gets all further bytes.
         self._missing = -1 if limit else 0
-        #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
+        #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are buffered.
         self._busy = False
-        #: Task of the request under way, if its route needs a task.
-        self._task: asyncio.Task[None] | None = None
+        #: The request under way, if its client can give it up: the task of its route, or the request on its way to
+        #: another shard.
+        self._task: asyncio.Task[None] | Forwarding | None = None
         self._template: DraftTemplate
-        self._held = b""
+        self._buffered = b""
         self._stalled: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
+        if self._context.stalls.is_late(self.transport):
+            self._refuse_late()
+            return
         if self._busy:
             self._hold(data)
             return
@@ -71,9 +89,11 @@ class Connection(Protocol):
             return
         end = data.find(b"\r\n\r\n") + 4
         text = data[:end]
-        heads, authenticator = self._heads, self._context.authenticator
+        heads, authenticator, router = self._heads, self._context.authenticator, self._context.router
         if authenticator is not None:
             authenticator.look()
+        if router.view.replica.ledger.shards is not router.known:
+            router.refresh()
         seen = heads.recent.get(text) or (heads.parse(text) if end > 3 else None)
         if seen is None:
             self._missing = -1
@@ -94,13 +114,47 @@ class Connection(Protocol):
             self._hold(data[after:])
         if isinstance(asks, DraftTemplate):
             self._publish(asks, body)
+        elif isinstance(asks, Forwarded):
+            self._forward(asks, body)
+
+    def _refuse_late(self) -> None:
+        """Refuse bytes that arrived before this process stalled, and close the connection. The refusal is definite,
+        unless the bytes continue a request that has begun."""
+        transport = self.transport
+        if transport is None:
+            return
+        if self._busy or self._missing or not self.is_waiting():
+            transport.abort()
+            return
+        if count := self._context.log_limit.count("late_requests_refused"):
+            log.warning("late_requests_refused", extra={"count": count})
+        answer = refusal(Overloaded(_LATE, retry_after_ms=100))
+        self._context.count("none", answer.status)
+        lines = header_lines({**answer.headers, "Connection": "close"})
+        transport.write(self._context.head_of(answer.status, lines, len(answer.body)) + answer.body)
+        transport.close()
 
     def _publish(self, template: DraftTemplate, body: bytes) -> None:
         self._template = template
         try:
-            self._context.service.publish([template.with_body(body)], template.idempotency_key, self._published)
+            key = template.idempotency_key
+            self._context.service.publish([template.with_body(body)], key, self._published, template.by)
         except Exception as error:
             self._answer("publish", self._context.failed("publish", error, "POST"))
+
+    def _forward(self, asks: Forwarded, body: bytes) -> None:
+        forwarder = self._context.forwarder
+
+        def done(answer: WholeAnswer | None, error: HadelayError | None) -> None:
+            self._task = None
+            if answer is None:
+                assert error is not None
+                self._answer(asks.route, self._context.refused(asks.route, error))
+            else:
+                head = answer.head + forwarder.direct_line(asks.to) + b"\r\n"
+                self._write(asks.route, answer.status, head, answer.body)
+
+        self._task = forwarder.ask(asks.to, asks.head, body, done)
 
     def _to_aiohttp(self, data: bytes) -> None:
         if self._missing > 0:
@@ -120,13 +174,16 @@ class Connection(Protocol):
                 error = refused
             else:
                 lines = b"Content-Type: application/json\r\nLocation: /v1/messages/%b\r\n" % message_id.encode()
-                self._write("publish", status, lines, document)
+                self._write("publish", status, self._context.head_of(status, lines, len(document)), document)
                 return
         assert error is not None
         self._answer("publish", self._context.refused("publish", error))
 
     def _answer(self, route: str, answer: Answer) -> None:
-        self._write(route, answer.status, header_lines(answer.headers), answer.body)
+        lines = JSON_LINES if answer.headers is JSON_TYPE else header_lines(answer.headers)
+        own = "Hadelay-Node" in answer.headers
+        head = self._context.head_of(answer.status, lines, len(answer.body), own=own)
+        self._write(route, answer.status, head, answer.body)
 
     async def _run(self, asks: ShortRequest, body: bytes) -> None:
         context, route = self._context, asks.route
@@ -138,44 +195,44 @@ class Connection(Protocol):
         except Exception as error:
             answer = context.failed(asks.head.raw_path, error, asks.head.method)
         self._task = None
-        if context.draining:
-            self._held = b""
+        draining = context.polls.draining
+        if draining:
+            self._buffered = b""
             answer = answer._replace(headers={**answer.headers, "Connection": "close"})
         self._answer(route.name, answer)
-        if context.draining:
+        if draining:
             self.force_close()
 
-    def _write(self, route: str, status: int, lines: bytes, body: bytes) -> None:
+    def _write(self, route: str, status: int, head: bytes, body: bytes) -> None:
         self._context.count(route, status)
         self.end_request()
         transport = self.transport
         if transport is None:
             return
-        head = self._context.head_of(status, lines, len(body))
         if len(body) <= _JOIN_BYTES:
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-        if self._held:
-            # Answer held requests in the next pass of the event loop: data_received must not nest.
+        if self._buffered:
+            # Answer buffered requests in the next pass of the event loop: data_received must not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False
 
     def _hold(self, data: bytes) -> None:
-        self._held += data
+        self._buffered += data
         # Go on reading while a task runs: a disconnect must cancel the task, and only reading notices a disconnect.
-        if self._task is None or len(self._held) > _MAX_HELD:
+        if self._task is None or len(self._buffered) > _MAX_BUFFERED:
             self.pause_transport()
 
     def _go_on(self) -> None:
-        held, self._held, self._busy = self._held, b"", False
+        buffered, self._buffered, self._busy = self._buffered, b"", False
         if self.transport is not None:
             self.resume_transport()
             if not self.has_begun():
-                self._to_aiohttp(held)
+                self._to_aiohttp(buffered)
             else:
-                self.data_received(held)
+                self.data_received(buffered)
 
     def is_busy(self) -> bool:
         return self._busy
@@ -194,7 +251,7 @@ class Connection(Protocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
-        self._held = b""
+        self._buffered = b""
         if self._task is not None:
             self._task.cancel()
             self._task = None

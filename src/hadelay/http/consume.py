@@ -6,6 +6,7 @@ out; other nodes answer 307, or relay the poll for clients that cannot follow a 
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -14,11 +15,14 @@ from hadelay.api import consuming
 from hadelay.api.service import Handed, Leader, ReceiveRequest, SettleKind
 from hadelay.api.text import check_topic
 from hadelay.errors import BadRequest, HadelayError, Impossible, NoLeader, TooLarge
+from hadelay.http import parts
 from hadelay.http.answers import Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_tags
+from hadelay.http.forwarding.heads import SHARD
 from hadelay.http.routes import Routes
-from hadelay.model import MAX_REASON, MAX_RESULT
+from hadelay.model import MAX_REASON, MAX_RESULT, MAX_RUN
+from hadelay.rules.access import RequestRights
+from hadelay.rules.publishing import check_tags
 
 routes = Routes()
 
@@ -43,7 +47,7 @@ async def receive(call: Call) -> Answer:
 
 @routes.add(
     "POST", "/v1/receive", body=consuming.ReceiveTopics, own_topics=True, max_bytes=_MAX_TOPICS * 256, **_RECEIVING
-)  # fmt: skip
+)
 async def receive_topics(call: Call) -> Answer:
     """Lease due messages of several topics, waiting for the first"""
     topics = call.body.topics
@@ -55,26 +59,36 @@ async def receive_topics(call: Call) -> Answer:
 
 
 async def _receive(call: Call, topics: list[str]) -> Answer:
-    ask = _request(call, topics)
-    with call.context.one_more_waits():
-        return await _from_leader(call, ask)
+    found = await hand_out(call, call.access, _request(call, topics), lambda leader: _elsewhere(call, leader))
+    return found if isinstance(found, Answer) else _answer(call, found)
 
 
-async def _from_leader(call: Call, ask: ReceiveRequest) -> Answer:
+async def hand_out(
+    call: Call, access: RequestRights, ask: ReceiveRequest, elsewhere: Callable[[Leader], Awaitable[Answer]]
+) -> Handed | Answer:
+    """Lease messages, if this node leads; else return what `elsewhere` answers about the leader."""
+    with call.context.waiting.one_more(access):
+        to = call.context.router.of_topics(ask.topics, call.request.headers.get(SHARD))
+        if to is not None:
+            return await elsewhere(await call.context.forwarder.find_leader(to))
+        return await _from_leader(call, ask, elsewhere)
+
+
+async def _from_leader(
+    call: Call, ask: ReceiveRequest, elsewhere: Callable[[Leader], Awaitable[Answer]]
+) -> Handed | Answer:
     context, loop = call.context, asyncio.get_running_loop()
     failure: HadelayError = NoLeader("there is no leader", retry_after_ms=500)
     until = loop.time() + ask.wait_ms / 1000
     for _ in range(_ATTEMPTS):
         leader = await call.service.cluster.find_leader()
         if not leader.here:
-            return await _elsewhere(call, leader)
+            return await elsewhere(leader)
         try:
-            handed = await context.polls.run(call.service.consume.receive(ask))
+            return await context.polls.run(call.service.consume.receive(ask))
         except NoLeader as error:  # this node lost the leadership while the request waited
             failure = error
             ask = msgspec.structs.replace(ask, wait_ms=max(0, int((until - loop.time()) * 1000)))
-            continue
-        return _answer(call, handed)
     raise failure
 
 
@@ -87,27 +101,38 @@ async def _elsewhere(call: Call, leader: Leader) -> Answer:
 
 
 def _request(call: Call, topics: list[str]) -> ReceiveRequest:
-    limits, wish = call.context.config, call.body
+    limits, document = call.context.config, call.body
     for topic in topics:
         check_topic(topic)
-    count = limits.default_receive if wish.max is None else wish.max
+    count = limits.default_receive if document.max is None else document.max
     if not 1 <= count <= limits.max_receive:
         raise BadRequest(f"max: {count} is not allowed; 1 to {limits.max_receive} messages per receive")
-    wait_ms = wish.wait or 0
+    if not 1 <= document.group_max <= MAX_RUN:
+        raise BadRequest(f"group_max: {document.group_max} is not allowed; 1 to {MAX_RUN} messages of one group")
+    wait_ms = document.wait or 0
     if wait_ms > limits.max_wait_ms:
         raise BadRequest(f"wait: {wait_ms} ms is too long; wait at most {limits.max_wait_ms} ms, then receive again")
-    consumer = wish.consumer if wish.consumer is not None else "anonymous"
+    consumer = document.consumer if document.consumer is not None else "anonymous"
     if not 0 < len(consumer.encode()) <= _MAX_CONSUMER or not consumer.isprintable():
         raise BadRequest(f"consumer: the name must have 1 to {_MAX_CONSUMER} bytes of printable text")
-    request_id = os.urandom(16) if wish.request_id is None else wish.request_id.encode()
+    request_id = os.urandom(16) if document.request_id is None else document.request_id.encode()
     if not 0 < len(request_id) <= _MAX_REQUEST_ID:
         raise BadRequest(f"request_id: it must have 1 to {_MAX_REQUEST_ID} bytes")
-    lease_ms = None if wish.lease is None else _lease(call, wish.lease)
-    tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
+    lease_ms = None if document.lease is None else _lease(call, document.lease)
+    tags, any_tags = check_tags(limits, document.tags), check_tags(limits, document.any_tags)
     return ReceiveRequest(
-        list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags,
-        getattr(wish, "order", "turns") == "listed", call.request.headers.get("Via", "").rpartition(" ")[2],
-    )  # fmt: skip
+        list(dict.fromkeys(topics)),
+        consumer,
+        request_id,
+        count,
+        int(wait_ms),
+        lease_ms,
+        tags,
+        any_tags,
+        getattr(document, "order", "turns") == "listed",
+        document.group_max,
+        call.request.headers.get("Via", "").rpartition(" ")[2],
+    )
 
 
 def _lease(call: Call, lease_ms: int) -> int:
@@ -200,9 +225,28 @@ async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: st
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)} given; at most {_MAX_LEASES} are allowed per request")
-    if not call.access.may("consume", None):
-        for topic in await call.service.consume.topics_of_leases(leases):
-            call.access.need_of("consume", topic, "lease")
-    outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, **how) if leases else []
+    router = call.context.router
+    if router.here is None or SHARD in call.request.headers:
+        if not call.access.may("consume", None):
+            await _check_leases(call, leases)
+        outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, **how) if leases else []
+    else:
+        given = how.pop("results", [])
+
+        async def here(places: list[int]) -> list[str]:
+            some, more = [leases[place] for place in places], how
+            if given:
+                more = {**how, "results": [given[place] for place in places]}
+            if not call.access.may("consume", None):
+                await _check_leases(call, some)
+            return await call.service.consume.settle(kind, some, value_ms, reason, **more)
+
+        outcomes = await parts.settle(call, router, here)
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})
+
+
+async def _check_leases(call: Call, leases: list[str]) -> None:
+    """Raises Forbidden if the token may not consume the topic of a lease."""
+    for topic in await call.service.consume.topics_of_leases(leases):
+        call.access.need_of("consume", topic, "lease")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hadelay.api.cluster import Hours, Names, ReleaseQuery, Snapshot
+from hadelay.api.cluster import Hours, Names, Patrol, ReleaseQuery, Snapshot
 from hadelay.api.service import HOUR_FILES
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http.answers import NOTHING, Answer
@@ -33,11 +33,24 @@ async def hours(call: Call) -> Answer:
     return call.answer(Hours(str(applied_index), found))
 
 
+@routes.add("GET", "/v1/patrol", returns={200: Patrol})
+async def patrol(call: Call) -> Answer:
+    """What this node found when it compared its files with their checksums"""
+    return call.answer(call.service.files.patrol())
+
+
+@routes.add("POST", "/v1/patrol", returns={202: Patrol})
+async def patrol_now(call: Call) -> Answer:
+    """Compare all files of this node with their checksums now; done once `rounds` is this answer's `wanted`"""
+    return call.answer(call.service.files.patrol(now=True), 202)
+
+
 #: Limit of hours encoded before other requests have their turn.
 _HOURS = 200
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 #: Limit of bytes read at a time, so that other requests have their turn.
 _CHUNK = 256 << 10
+_LIKE_AN_HOUR = re.compile("(dead-)?[0-9]{10}")
 
 
 @routes.add("GET", "/v1/hours/{hour}/{file}", returns={200: bytes, 206: bytes}, errors=(404, 416))
@@ -49,7 +62,7 @@ async def hour_file(call: Call) -> web.StreamResponse:
     try:
         hour = hour_from_name(call.path["hour"])
     except ValueError as error:
-        raise BadRequest(str(error)) from None
+        raise (NotFound if _LIKE_AN_HOUR.fullmatch(call.path["hour"]) else BadRequest)(str(error)) from None
     door = call.service.files
     length = await door.hour_file_length(hour, file)
     return await _send(call, length, partial(door.read_hour_file, hour, file))

@@ -11,6 +11,9 @@ from hadelay.http.routes import OPEN, Routes
 routes = Routes()
 #: Health routes for orchestrators: served under any host name, and to connections above the limits.
 PROBES = frozenset(("livez", "readyz"))
+#: Paths of OPTIONS that are answered as GET of a health route: checks of load balancers, such as HAProxy's plain
+#: `option httpchk`, which sends `OPTIONS / HTTP/1.0`.
+PLAIN_CHECKS = {"/": "/readyz", "/readyz": "/readyz", "/livez": "/livez"}
 
 
 @routes.add("GET", "/livez", query=ReadyQuery, returns={200: Health}, errors=(503,), scope=OPEN)
@@ -36,16 +39,19 @@ def _answer(call: Call, checks: list[CheckOut]) -> Answer:
     return call.answer(Health("ok" if fine else "failing", checks if verbose else []), 200 if fine else 503)
 
 
-@routes.add("GET", "/v1/health/quorum", query=QuorumQuery, returns={200: Quorum}, errors=(404, 409), scope="read")
+@routes.add("GET", "/v1/health/quorum", query=QuorumQuery, returns={200: Quorum}, errors=(404, 409, 503), scope="read")
 async def quorum(call: Call) -> Answer:
     """May this node, or another one, stop now with a majority left? In the view of the answering node"""
-    view = call.service.cluster.quorum(call.query.without or call.service.node)
+    view = await call.service.cluster.quorum(call.query.without or call.service.node)
     if len(view.left) < view.needed:
         raise Conflict(
             f"{view.without} may not stop now: of {view.members} nodes {len(view.left)} would be left as far as "
             f"{call.service.node} sees ({', '.join(view.left) or 'none'}), and {view.needed} are needed",
-            without=view.without, left=view.left, members=view.members, needed=view.needed,
-        )  # fmt: skip
+            without=view.without,
+            left=view.left,
+            members=view.members,
+            needed=view.needed,
+        )
     return call.answer(view)
 
 
@@ -53,7 +59,7 @@ async def quorum(call: Call) -> Answer:
 async def metrics(call: Call) -> Answer:
     """Metrics for Prometheus"""
     context = call.context
-    text = await context.metrics.exposition(context.connections, context.waiting, context.budget.taken)
+    text = await context.metrics.exposition(context.connections, context.waiting.count, context.budget.taken)
     return Answer(200, {"Content-Type": CONTENT_TYPE}, text)
 
 

@@ -21,6 +21,7 @@ from hadelay.errors import ConfigError, Taken
 from hadelay.http.call import Context
 from hadelay.http.connection import Connection
 from hadelay.platform.tls import Decrypted
+from hadelay.settings.rules import split_address
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ class HttpListener:
     @property
     def full(self) -> bool:
         """Whether the process has no free descriptor for another socket."""
-        return self._context.connections + self._context.relay.count >= self._sockets
+        context = self._context
+        return context.connections + context.relay.count + context.forwarder.connections >= self._sockets
 
-    def listen(self, host: str, port: int) -> int:
-        """Listen on every address of `host`; returns the port. Raises ConfigError or Taken."""
-        where = self._context.config.listen
+    def listen(self, key: str, where: str) -> int:
+        """Listen on every address of `where`, a host and a port; returns the port. key: name of the setting. Raises
+        ConfigError or Taken."""
         try:
-            for sock, family, address in _sockets(host, port):
+            for sock, family, address in _sockets(*split_address(where)):
                 self._listening.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
@@ -74,10 +76,10 @@ class HttpListener:
         except OSError as error:
             self.close()
             if error.errno == errno.EADDRINUSE:
-                raise Taken(f"http.listen: {where} is in use by another process") from None
+                raise Taken(f"{key}: {where} is in use by another process") from None
             if error.errno == errno.EADDRNOTAVAIL:
-                raise Taken(f"http.listen: {where} is not an address of this machine, or not assigned yet") from None
-            raise ConfigError(f"http.listen: {where}: {error.strerror}") from None
+                raise Taken(f"{key}: {where} is not an address of this machine, or not assigned yet") from None
+            raise ConfigError(f"{key}: {where}: {error.strerror}") from None
         for sock in self._listening:
             self._loop.add_reader(sock, self._accept, sock)
         return int(self._listening[0].getsockname()[1])

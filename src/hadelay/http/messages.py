@@ -4,6 +4,8 @@ import json
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,16 +13,17 @@ import msgspec
 from hadelay.api import messages as api
 from hadelay.api.base import Nothing
 from hadelay.api.service import ListRequest, Target
-from hadelay.api.text import LARGEST_MS, check_limit, check_topic, format_instant, parse_id, suggest
+from hadelay.api.text import LARGEST_MS, check_limit, check_topic, format_instant, parse_id
 from hadelay.codec.checksums import crc32c
-from hadelay.errors import BadRequest, Conflict
-from hadelay.http.access import RequestRights
+from hadelay.errors import BadRequest
+from hadelay.http import merging
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_tags, when
 from hadelay.http.routes import Routes
-from hadelay.model import FIRST, MAX_RATE, PENDING, SEPARATOR, Key, State, encode_id
-from hadelay.server.service.messages import partly
+from hadelay.model import FIRST, Key, encode_id
+from hadelay.rules.access import need_publish, need_read
+from hadelay.rules.messages import check_rate, new_due_time, states_of
+from hadelay.rules.publishing import check_tags
 
 routes = Routes()
 
@@ -48,21 +51,6 @@ async def _changed(call: Call) -> Target:
     return target
 
 
-def need_publish(access: RequestRights, message: api.Message[str]) -> None:
-    """Raises Forbidden if the token may not change the message. A token that may publish to a topic may also change the
-    copies for its subscriptions. The message itself may have been routed to another topic."""
-    copies = [copy.topic for copy in message.copies or () if SEPARATOR in copy.topic]
-    for topic in {name.partition(SEPARATOR)[0] for name in (message.topic, *copies)}:
-        access.need_of("publish", topic, "message")
-
-
-def need_read(access: RequestRights, topic: str) -> None:
-    """Raises Forbidden if the token may not read a message of the topic. A token that may read a topic may also read
-    the copies for its subscriptions."""
-    if not access.may("read", topic):
-        access.need_of("read", topic.partition(SEPARATOR)[0], "message")
-
-
 def _target(call: Call) -> Target:
     path = call.path
     if "id" in path:
@@ -85,7 +73,7 @@ async def get_message(call: Call) -> Answer:
         )
     reading = messages.describe(_target(call), body=query.body, stale=query.stale, wait_ms=wait_ms)
     if wait_ms:
-        with context.one_more_waits():
+        with context.waiting.one_more(call.access):
             message = await context.polls.run(reading, "ask another node")
     else:
         message = await reading
@@ -108,25 +96,22 @@ def _number(digits: str) -> int | float:
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> Answer:
     """Cancel a scheduled or ready message; may be repeated"""
-    outcome, outcomes = await call.service.messages.cancel(await _changed(call))
-    if outcome == "partial":
-        raise partly("cancelled", outcomes)
-    if outcome != "cancelled":
-        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.answer(api.Outcome("cancelled", outcomes))
+    return call.answer(api.Outcome("cancelled", await call.service.messages.cancel(await _changed(call))))
 
 
 @routes.add(
-    "PATCH", _KEY, body=api.Reschedule, **_MOVE, name="reschedule_message_by_key",
+    "PATCH",
+    _KEY,
+    body=api.Reschedule,
+    **_MOVE,
+    name="reschedule_message_by_key",
     summary="Reschedule the message published last under a key",
-)  # fmt: skip
+)
 @routes.add("PATCH", _ID, body=api.Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> Answer:
     """Reschedule a scheduled or ready message; it keeps its id"""
-    wish = call.body
-    if wish.delay is None and wish.deliver_at is None:
-        raise BadRequest("the new due time is missing: give delay or deliver_at")
-    return await _reschedule(call, *when(call.context.max_delay_ms, wish.delay, wish.deliver_at))
+    when_ms, relative, expected_ms = new_due_time(call.context.max_delay_ms, call.body)
+    return await _reschedule(call, when_ms, relative, expected_ms)
 
 
 @routes.add("POST", _ID + ":deliver-now", body=Nothing, **_MOVE, **_OWN)
@@ -135,15 +120,30 @@ async def deliver_now(call: Call) -> Answer:
     return await _reschedule(call, 0, True)
 
 
-async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
-    changed = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
+async def _reschedule(call: Call, when_ms: int, relative: bool, expected_ms: int | None = None) -> Answer:
+    target = await _changed(call)
+    changed = await call.service.messages.reschedule(target, when_ms, relative, expected_ms=expected_ms)
     message_id, at_ms, blocked, outcomes = changed
     return call.answer(api.Rescheduled(encode_id(message_id), format_instant(at_ms), blocked, outcomes))
 
 
-_STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
 #: Cursor of a list: key {due_ms, id} of the page's last message, and CRC-32C of the query.
 _CURSOR = struct.Struct(">QQI")
+
+
+async def _page_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
+    rows = list[tuple[str, msgspec.Raw]]()
+    for one in lists.values():
+        if some := call.decode(one["messages"], list[msgspec.Raw]):
+            rows += zip(call.decode(one["cursors"], list[str]), some, strict=True)
+    page = merging.page(rows, lists, call, _position)
+    document = {"messages": page.rows, "cursor": page.cursor}
+    return {**document, "cursors": page.cursors} if call.query.cursors and page.rows else document
+
+
+def _position(cursor: str) -> bytes:
+    """Place of a cursor in the order of a list; cursors of one list are alike behind it."""
+    return _packed(cursor)[:-4]
 
 
 @routes.add(
@@ -156,37 +156,56 @@ _CURSOR = struct.Struct(">QQI")
 )
 async def list_messages(call: Call) -> Answer:
     """Messages of a topic in due order"""
-    query, limits, topic = call.query, call.context.config, call.topic
+    return await _list(call, call.topic, call.topic)
+
+
+@routes.add(
+    "GET",
+    "/v1/messages",
+    query=api.ListAllQuery,
+    returns={200: api.Messages},
+    errors=(422, 503),
+    scope="read",
+    own_topics=True,
+    shards=merging.merged(_page_of_all, "cursors=true"),
+)
+async def list_all_messages(call: Call) -> Answer:
+    """Messages of all topics that the token may read, in due order"""
+    prefix, may = call.query.prefix, partial(call.access.may, "read")
+    return await _list(call, lambda name: name.startswith(prefix) and may(name), ("all", prefix))
+
+
+async def _list(call: Call, topics: str | Callable[[str], bool], asked: object) -> Answer:
+    """A page of a list. asked: what names the topics in the cursor, so that it fits this list alone."""
+    query, limits = call.query, call.context.config
     start = 0 if query.from_ is None else int(query.from_)
     end = LARGEST_MS if query.to is None else int(query.to)
     if end <= start:
         raise BadRequest("to: must be after from")
     tags = check_tags(limits, query.tag.split(",")) if query.tag is not None else ()
-    states = _states(query.state)
-    # The checksum leaves out `blocked`: older nodes, which may serve other pages, do not know it.
-    question = crc32c(repr((topic, sorted(states - {State.BLOCKED}), start, end, sorted(tags))).encode())
+    states, retrying = states_of(query.state)
+    question = crc32c(repr((asked, sorted(states), retrying, start, end, sorted(tags))).encode())
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
-    ask = ListRequest(states, start, end, tags, after, check_limit(query.limit))
-    messages, behind = await call.service.messages.list_messages(topic, ask, stale=query.stale)
-    return call.answer(api.Messages(messages, None if behind is None else _encode(behind, question)))
-
-
-def _states(text: str) -> frozenset[State]:
-    states: frozenset[State] = frozenset()
-    for name in text.split(","):
-        if name.strip() not in _STATES:
-            raise BadRequest(f"state: {name[:40]!r} is not a state{suggest(name, _STATES)}")
-        states |= _STATES[name.strip()]
-    return states
+    ask = ListRequest(states, start, end, tags, after, check_limit(query.limit), retrying=retrying)
+    found, behind = await call.service.messages.list_with_keys(topics, ask, stale=query.stale)
+    # This may be the part of this shard.
+    wants_cursors = getattr(query, "cursors", False) or call.router is not None
+    cursors = tuple(_encode(key, question) for key, _ in found) if wants_cursors else ()
+    cursor = None if behind is None else _encode(behind, question)
+    return call.answer(api.Messages([message for _, message in found], cursor, cursors))
 
 
 def _encode(after: Key, question: int) -> str:
     return urlsafe_b64encode(_CURSOR.pack(*after, question)).rstrip(b"=").decode()
 
 
+def _packed(cursor: str) -> bytes:
+    return urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
+
+
 def _decode(text: str, question: int) -> Key:
     try:
-        due_ms, message_id, asked = _CURSOR.unpack(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
+        due_ms, message_id, asked = _CURSOR.unpack(_packed(text))
     except (Base64Error, UnicodeEncodeError, struct.error):
         raise BadRequest("cursor: this is not a cursor from a list") from None
     if asked != question:
@@ -230,20 +249,19 @@ def _after(cursor: str | None) -> bytes:
 @routes.add("POST", "/v1/topics/{topic}/dead:redrive", body=api.Redrive, returns={202: api.Redriven}, errors=(404,))
 async def redrive(call: Call) -> Answer:
     """Make dead letters due again: the named ones at once, or all at a rate"""
-    wish, door, topic = call.body, call.service.messages, call.topic
-    if wish.all == (wish.ids is not None):
+    document, door, topic = call.body, call.service.messages, call.topic
+    if document.all == (document.ids is not None):
         raise BadRequest('say which dead letters to redrive: {"ids": […]} or {"all": true}')
-    if wish.all:
-        if wish.rate is not None and not 0 < wish.rate <= MAX_RATE:
-            raise BadRequest(f"rate: messages per second, more than 0 and at most {MAX_RATE}, not {wish.rate}")
-        return call.answer(api.Redriven(redriving=await door.redrive_all(topic, wish.rate, call.actor)), 202)
-    if wish.rate is not None:
+    if document.all:
+        redriving = await door.redrive_all(topic, check_rate(document.rate), call.actor)
+        return call.answer(api.Redriven(redriving=redriving), 202)
+    if document.rate is not None:
         raise BadRequest("rate: is only allowed with all; dead letters given by ids are redriven at once")
-    if len(wish.ids) > _MAX_IDS:
-        raise BadRequest(f"ids: {len(wish.ids)} given; at most {_MAX_IDS} are allowed per request")
-    ids = [parse_id(text) for text in wish.ids]
+    if len(document.ids) > _MAX_IDS:
+        raise BadRequest(f"ids: {len(document.ids)} given; at most {_MAX_IDS} are allowed per request")
+    ids = [parse_id(text) for text in document.ids]
     outcomes = await door.redrive(topic, ids, call.actor) if ids else []
-    results = [api.RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]  # type: ignore[arg-type]
+    results = [api.RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]
     return call.answer(api.Redriven(results=results), 202)
 
 

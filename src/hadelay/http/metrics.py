@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hadelay.api.service import Family, Histogram, Values
 from hadelay.http.bodies import RequestTurns
+from hadelay.http.forwarding.forwarder import Forwarder
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION
@@ -38,6 +39,13 @@ FAMILIES = (
     ),
     Family("hadelay_http_connections", "gauge", "Open connections of clients"),
     Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; 10,000 at most"),
+    Family(
+        "hadelay_forwarded_requests_total", "counter",
+        "Requests for topics of other shards, by outcome: answered; repeated, since the first try broke; unreachable "
+        "(503, nothing happened); unknown (504)",
+        ("outcome",),
+    ),
+    Family("hadelay_forward_connections", "gauge", "Open connections to nodes of other shards"),
     Family("hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; 64 MiB at most"),
     Family(
         "hadelay_http_slice_max_bytes", "gauge",
@@ -62,9 +70,9 @@ FAMILIES = (
 
 
 class Metrics:
-    def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns) -> None:
+    def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns, forwarder: Forwarder) -> None:
         """denied: refusals of authentication and of rights, by reason."""
-        self.service, self.denied, self.turns = service, denied, turns
+        self.service, self.denied, self.turns, self.forwarder = service, denied, turns, forwarder
         #: (route, status) → number of answers
         self.requests: Counter[tuple[str, int]] = Counter()
         self.delays = Histogram.of(_DELAYS_S)
@@ -92,6 +100,8 @@ class Metrics:
             {(reason,): count for reason, count in sorted(self.denied.items())},
             connections,
             receives,
+            {(outcome,): count for outcome, count in self.forwarder.counts.items() if count},
+            self.forwarder.connections,
             reading,
             self.turns.largest,
             self.delays,

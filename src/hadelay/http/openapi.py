@@ -2,20 +2,22 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
+from math import ceil, floor
 from typing import Any
 
 import msgspec
 
 from hadelay.api.base import Document, schema_hook
 from hadelay.api.consuming import Received
-from hadelay.api.publishing import BatchItem
+from hadelay.api.publishoptions import HEADERS, OPTIONS
+from hadelay.api.publishrequest import BatchItem, PublishQuery
 from hadelay.codec.meta import OCTETS
 from hadelay.http.answers import JSON, MSGPACK, PROBLEM, Problem
 from hadelay.http.examples import ANSWERS, BODIES, PARAMETERS
-from hadelay.http.options import HEADERS
 from hadelay.http.routes import OPEN, Route
+from hadelay.http.shapes import MEMBERS, members, needs_members
 from hadelay.version import VERSION
 
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
@@ -25,6 +27,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
     "key": {"minLength": 1, "maxLength": 256},
     "group": {"minLength": 1, "maxLength": 128},
+    "batch": {"pattern": r"^[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}$"},
     "token_id": {"pattern": "^[0-9a-f]{12}$"},
     "job": {"pattern": "^[0-9]{1,9}$"},
     "node": {"pattern": r"^[A-Za-z0-9._-]{1,64}$"},
@@ -39,12 +42,7 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
     str: ("text/plain", {"type": "string"}),
     dict: (JSON, {"type": "object"}),
 }
-_HEADERS = {
-    name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
-} | {
-    "Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message",
-    "Hadelay-Forward-*": "Headers of the message's webhook calls, at most 2 KiB",
-}
+_HEADERS = {HEADERS[name]: row.help for name, row in OPTIONS.items()}
 _STANDARD_HEADERS = {
     "publish": ("Idempotency-Key",),
     "publish_batch": ("Idempotency-Key",),
@@ -71,6 +69,8 @@ _DESCRIPTION = (
 _ANSWER_HEADERS = {
     "Hadelay-Node": "The node that answers",
     "Hadelay-Leader": "The leader, where that node knows one",
+    "Hadelay-Shard": "The shard that answers, if there are several (one shard map in several clusters)",
+    "Hadelay-Direct": "URL of the leader of that shard, if the answer was forwarded",
     "Hadelay-Applied": "Of stale reads: the log index that the answer shows",
     "Retry-After": "Seconds, with refusals that are worth another try later",
 }
@@ -100,7 +100,7 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
             "tags": [{"name": name, "description": text} for name, text in dict(map(_tag, routes)).items()],
             "paths": paths,
             "components": {
-                "schemas": {name: _always_or_not(name, schema) for name, schema in components.items()},
+                "schemas": {name: _optional(name, schema) for name, schema in components.items()},
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
                 "headers": {
                     name: {"description": text, "schema": {"type": "string"}} for name, text in _ANSWER_HEADERS.items()
@@ -112,11 +112,17 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
     return encoded.replace(b"_str_", b"").replace(b"[str]", b"")
 
 
-def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Adapt the schema of an answer that omits members with their default values (api.base)."""
-    kinds: list[type[msgspec.Struct]] = [Received, *Document.__subclasses__()]
+def _optional(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Adapt the members with default values of a request, or of an answer that omits these values (api.base)."""
+    kinds: list[type[msgspec.Struct]] = [Received, *_subclasses(Document)]
     kind = next((kind for kind in kinds if kind.__name__ == name.removesuffix("_str_")), None)
-    if kind is None or not kind.__struct_config__.omit_defaults:
+    if kind is None:
+        if name in _REQUESTS:
+            members(_REQUESTS[name], schema)
+        for shown in schema.get("properties", {}).values():
+            _default_in_words(shown)
+        return schema
+    if not kind.__struct_config__.omit_defaults:
         return schema
     for member in msgspec.structs.fields(kind):
         shown = schema["properties"][member.encode_name]
@@ -125,6 +131,27 @@ def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         elif member.default_factory is not msgspec.NODEFAULT:
             shown["default"] = member.default_factory()
     return schema
+
+
+def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """All subclasses in hadelay/api; the client has subclasses of these, some with the same names."""
+    for one in kind.__subclasses__():
+        if one.__module__.startswith("hadelay.api."):
+            yield one
+            yield from _subclasses(one)
+
+
+#: Types of requests, and parts of them, by name.
+_REQUESTS = {kind.__name__: kind for kind in MEMBERS}
+
+
+def _default_in_words(shown: dict[str, Any]) -> None:
+    """Move the default of a request's member into its description: generators such as openapi-typescript take a member
+    with a default for one that is always there, and demand it from callers."""
+    default = shown.pop("default", None)
+    if default not in (None, "", [], {}):
+        words = f"Default: {default if isinstance(default, str) else msgspec.json.encode(default).decode()}"
+        shown["description"] = f"{shown['description']}. {words}" if "description" in shown else words
 
 
 def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, Any]:
@@ -169,7 +196,8 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
         operation["security"] = [{"token": []}] if tokens else [{}, {"token": []}]
     kind = route.body or _RAW_BODIES.get(route.name)
     if kind:
-        operation["requestBody"] = {"content": {JSON: {"schema": refs[kind], "example": BODIES[kind]}}}
+        json = {"schema": refs[kind], "example": BODIES[kind]}
+        operation["requestBody"] = {"content": {JSON: json}, "required": needs_members(kind)}
     elif route.raw_body:
         content = {"schema": {"type": "string", "format": "binary"}, "example": "pay order 4711"}
         operation["requestBody"] = {"content": {OCTETS: content}}
@@ -188,20 +216,37 @@ def _response(status: int) -> dict[str, Any]:
     return {"description": HTTPStatus(status).phrase, "headers": headers}
 
 
+def _header_schema(name: str) -> dict[str, Any]:
+    """Schema of an option of a publish in a header: that of its text in a query."""
+    if name.endswith("*"):
+        return {"type": "string", "pattern": "^[!-~]{0,1024}$"}
+    shape = MEMBERS[PublishQuery].get(name[8:].lower().replace("-", "_"), {})
+    text = shape["anyOf"][0] if "anyOf" in shape else shape
+    # Leave out the format of times: generated clients cannot send a time in a header.
+    return {"type": "string"} if "format" in text else {"type": "string"} | text
+
+
+def _path_schema(route: Route, name: str) -> dict[str, Any]:
+    """Schema of a path parameter. A subscription is no topic to publish to, and has no subscriptions."""
+    only_topics = name == "topic" and (route.name == "publish" or "{subscription}" in route.path)
+    return {"pattern": "^[A-Za-z0-9._-]{1,128}$"} if only_topics else _PATH_SCHEMAS[name]
+
+
 def _parameters(route: Route) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | _PATH_SCHEMAS[name]}
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | _path_schema(route, name)}
         for name in re.findall(r"\{(\w+)\}", route.path)
     ]
     if route.query:
         schema = msgspec.json.schema(route.query, schema_hook=schema_hook)["$defs"][route.query.__name__]
+        members(route.query, schema)
         required = schema.get("required", ())
         found += [
             {"name": name, "in": "query", "required": name in required, "schema": _given(prop)}
             for name, prop in schema["properties"].items()
         ]
     found += [
-        {"name": name, "in": "header", "description": _HEADERS[name], "schema": {"type": "string"}}
+        {"name": name, "in": "header", "description": _HEADERS[name], "schema": _header_schema(name)}
         for name in route.headers
     ]
     for name in _STANDARD_HEADERS.get(route.name, ()):
@@ -213,8 +258,16 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a query parameter, which is never null."""
-    return _left_out(schema) if schema.get("default", "") is None else schema
+    """Schema of a query parameter, which is never null. Numbers are integers: clients write other large numbers as
+    1e+16."""
+    given = _left_out(schema) if schema.get("default", "") is None else schema
+    whole = [
+        {"type": "integer", "minimum": ceil(one["minimum"]), "maximum": floor(one["maximum"])}
+        if one.get("type") == "number"
+        else one
+        for one in given.get("anyOf", ())
+    ]
+    return given | ({"anyOf": whole} if whole else {})
 
 
 def _left_out(schema: dict[str, Any]) -> dict[str, Any]:

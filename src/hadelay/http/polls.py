@@ -1,7 +1,7 @@
 """Waiting receives (polls): ends them when the node stops, or relays them to the leader for the client."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from hadelay.settings.node import HttpConfig
 T = TypeVar("T")
 
 _RELAYED = ("Content-Type", "Accept", "Accept-Body", "Authorization")
-_ANSWERED = ("Content-Type", "Retry-After", "Location")
+_ANSWERED = ("Content-Type", "Retry-After", "Location", "x-amzn-query-error")
 #: Limit of redirects of one poll: each node names the leader that it knows, and leadership may move meanwhile.
 _MOST_REDIRECTS = 3
 
@@ -67,30 +67,41 @@ class Relay:
         """node: name of this node, which the leader learns from the header Via."""
         self._config, self._tls, self._node = config, tls, node
         self.full: Callable[[], bool] = lambda: False
+        #: URLs to which redirects of other nodes are followed.
+        self.known: Callable[[], Container[str]] = lambda: ()
         #: Number of polls that wait for the leader's answer, each on its own connection.
         self.count = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(
-        self, leader: Leader, method: str, path: str, data: bytes | None, headers: Mapping[str, str], wait_ms: int
+        self,
+        leader: Leader,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        wait_ms: int,
+        *,
+        names: Iterable[str] = _RELAYED,
     ) -> Answer:
         """Send a poll to the leader, and return the leader's answer. path: without the query, which asks a node to
-        relay: a node that is no leader then answers with a redirect, which is followed."""
+        relay: a node that is no leader then answers with a redirect, which is followed to a `known` URL. The client's
+        token goes nowhere else."""
         if self.full():
             raise Overloaded(
                 "this node has no free socket to relay the receive: ask the leader itself",
                 retry_after_ms=1_000,
             )
-        sent = {name: headers[name] for name in _RELAYED if name in headers} | {"Via": f"1.1 {self._node}"}
-        url = leader.url + path
+        sent = {name: headers[name] for name in names if name in headers} | {"Via": f"1.1 {self._node}"}
+        base = leader.url
         self.count += 1
         try:
             for _ in range(_MOST_REDIRECTS + 1):
-                answer = await self._send(method, url, data, sent, wait_ms)
+                answer = await self._send(method, base + path, data, sent, wait_ms)
                 if answer.status != HTTPStatus.TEMPORARY_REDIRECT or "Location" not in answer.headers:
                     return answer
-                # Not left to aiohttp, which would drop the token: the address of another node is another origin.
-                url = answer.headers["Location"]
+                # Follow redirects here: aiohttp would drop the token, because another node is another origin.
+                base = self._followed(base, answer.headers["Location"].removesuffix(path))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoLeader(f"the leader {leader.name} cannot be reached: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
@@ -104,6 +115,16 @@ class Relay:
             self.count -= 1
         raise NoLeader(f"leadership is moving: {_MOST_REDIRECTS} redirects, no answer", retry_after_ms=200)
 
+    def _followed(self, url: str, there: str) -> str:
+        """The URL of the node that the node at `url` redirects to. Raises NoLeader for a URL that is not followed."""
+        if there not in self.known():
+            what = "which is no address of this cluster's members or of its shard map"
+        elif url.startswith("https:") and not there.startswith("https:"):
+            what = "which is not encrypted"
+        else:
+            return there
+        raise NoLeader(f"{url} redirects to {there[:255]!r}, {what}: nothing was sent there", retry_after_ms=200)
+
     async def _send(self, method: str, url: str, data: bytes | None, headers: dict[str, str], wait_ms: int) -> Answer:
         """Send a poll to one node, and return its answer, which may be a redirect."""
         if self._session is None:
@@ -116,9 +137,14 @@ class Relay:
             total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000
         )
         async with self._session.request(
-            method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False,
+            method,
+            url,
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
             ssl=self._tls.client if self._tls is not None else True,
-        ) as answer:  # fmt: skip
+        ) as answer:
             body = await answer.read()
             kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
             return Answer(answer.status, kept, body)

@@ -45,9 +45,13 @@ async def batch(
     """Encode the answer to a batch of `total` items. problems: refusals before the commit, by position in the batch."""
     if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:
         return _plain(receipts, msgpack)
+    return await encoded(mixed(receipts, problems, total), total, msgpack, turns)
+
+
+async def encoded(results: Iterator[BatchResult[str]], total: int, msgpack: bool, turns: RequestTurns) -> bytes:
+    """Encode the results of the `total` items of a batch."""
     encode = msgspec.msgpack.encode if msgpack else msgspec.json.encode
     parts: list[bytes] = []
-    results = _mixed(receipts, problems, total)
     while some := [encode(result) for result in islice(results, _RESULTS)]:
         parts += some
         turns.count(ITEM * len(some) + sum(map(len, some)))
@@ -73,7 +77,8 @@ def _plain(receipts: Receipts, msgpack: bool) -> bytes:
     return head + rows.tobytes()[: -1 if count else None] + end
 
 
-def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) -> Iterator[BatchResult[str]]:
+def mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) -> Iterator[BatchResult[str]]:
+    """Results of the items of a batch, in their order. problems: see `batch`."""
     row = 0
     for place in range(total):
         error = problems.get(place)

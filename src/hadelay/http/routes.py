@@ -19,6 +19,7 @@ import msgspec
 
 from hadelay.api.base import Request, decode_hook
 from hadelay.errors import BadRequest, MethodNotAllowed, NotFound
+from hadelay.rules.documents import SHOWN
 
 #: Handler of a route: takes a Call; returns an Answer, or an aiohttp response that it has sent in pieces.
 Handler = Callable[[Any], Awaitable[Any]]
@@ -29,8 +30,6 @@ OPEN = "open"
 #: Default size limit of a request body, in bytes; a topic's settings have up to 20 KiB.
 MAX_BYTES = 64 << 10
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
-#: Limit of the characters of an unknown name that an error shows and compares with known names.
-SHOWN = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +55,8 @@ class Route:
     own_topics: bool = False
     #: False: a page for browsers, which is no part of the API and its description.
     described: bool = True
+    #: With several shards, answers a request that names none (http/merging.py); None: the handler does.
+    shards: Handler | None = None
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
     #: Operation id and summary in OpenAPI; default: the handler's name and the first line of its docstring.
@@ -120,7 +121,7 @@ class Routes:
                 raise NotFound(f"path {path[:200]} does not exist; /openapi.json lists all paths")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            allow = ", ".join(sorted(methods))
+            allow = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise MethodNotAllowed(f"method {method[:20]} is not allowed for this path; allowed: {allow}", allow=allow)
         return route, found
 

@@ -1,42 +1,100 @@
 """Schedules: set, list, pause, trigger, backfill and preview them."""
 
-import re
+from collections.abc import Awaitable
 from functools import partial
-from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
-from msgspec.structs import replace
+import msgspec
 
 from hadelay.api import schedules as api
 from hadelay.api.base import Nothing
 from hadelay.api.text import check_limit, check_new_topic
-from hadelay.codec.meta import mask_of
-from hadelay.codec.schedules import ANY_VERSION, MAX_TEMPLATE_BYTES, Spec, problem, template_meta
-from hadelay.errors import BadRequest, Impossible, NotFound, TooLarge
+from hadelay.codec.schedules import ANY_VERSION
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NotFound
+from hadelay.http import merging, parts
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_group, check_idempotency_key, check_positive, check_tags, pack_meta
 from hadelay.http.publish import payload
 from hadelay.http.routes import Routes
-from hadelay.model import MAX_GROUP, Draft
-from hadelay.server.service.schedules import CATCH_UPS, OVERLAPS
+from hadelay.rules.publishing import check_idempotency_key
+from hadelay.rules.schedules import check_schedule_name, schedule_spec, schedule_to_put
 
 routes = Routes()
 
 _PATH = "/v1/schedules/{schedule}"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 #: Size limit of the body of a PUT, in bytes: room for the message in base64 and a list of times.
 _MAX_BYTES = 256 << 10
 _MAX_PREVIEW = 100
-#: Number of hexadecimal digits of a hash in the message group of a schedule with a long name.
-_GROUP_HASH = 16
 
 
 def _name(call: Call) -> str:
-    name = call.path["schedule"]
-    if not _NAME.fullmatch(name):
-        raise BadRequest(f"the schedule's name {name[:40]!r}: 1 to 128 of A-Z a-z 0-9 . _ -, and no dot in front")
-    return name
+    return check_schedule_name(call.path["schedule"])
+
+
+class _Named(msgspec.Struct):
+    """Order of schedules in a list; a name is also the cursor behind its schedule."""
+
+    schedule: str
+
+
+_ROWS = merging.Rows("schedules", _Named, lambda row: row.schedule)
+
+
+async def _page_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
+    page = merging.page(await _ROWS.of(call, lists), lists, call, str.encode)
+    return {"schedules": page.rows, "cursor": page.cursor}
+
+
+async def _put_at_owner(call: Call) -> Answer:
+    """Set a schedule in the shard of its topic. Its name must be free in all other shards, or the message would be
+    published twice."""
+    router, name, topic = call.router, _name(call), call.body.topic
+    assert router is not None
+    call.access.need("publish", check_new_topic(topic, call.context.config.max_topic_bytes))
+    owner = router.owner(topic)
+    there = router.here if owner is None else owner
+    for shard, one in (await _looked_up(call, but=there)).items():
+        if not isinstance(one, HadelayError):
+            what = f"schedule {name!r} is in shard {shard}, and topic {topic!r} belongs to shard {there}"
+            raise Conflict(f"{what}: a schedule cannot move to another shard. Delete it first, or name it otherwise")
+        if not isinstance(one, NotFound):
+            raise one
+    return await merging.at(call, owner)
+
+
+async def _looked_up(call: Call, but: int | None = None) -> dict[int, object]:
+    """Shard → anything if it has the schedule, or an error: NotFound if it does not, and Forbidden if it has the
+    schedule, and the token lacks the right to change it. but: shard that is not asked."""
+    router = call.router
+    assert router is not None
+    path = f"/v1/schedules/{quote(_name(call), safe='')}/topic"
+    asking: dict[int, Awaitable[object]] = {} if router.here in (None, but) else {router.here: _own(call)}
+    for to in router.others():
+        if to.shard != but:
+            asking[to.shard] = parts.ask_shard(call, to, method="GET", target=path)
+    return dict(sorted(zip(asking, await parts.all_parts(asking.values()), strict=True)))
+
+
+async def _change_in_one(call: Call) -> Answer:
+    """A change in the one shard that has the schedule. A look-up goes before, or two shards that have the name would
+    both make the change."""
+    having = [shard for shard, one in (await _looked_up(call)).items() if not isinstance(one, HadelayError)]
+    if len(having) > 1:
+        raise merging.in_several(having)
+    if not having:
+        # The request may be the repetition of one that a shard remembers under its Idempotency-Key.
+        return await merging.wherever(call)
+    assert call.router is not None
+    return await merging.at(call, None if having[0] == call.router.here else having[0])
+
+
+async def _delete_in_all(call: Call) -> Answer:
+    """Delete the schedule in all shards; in none if one of them refuses."""
+    for one in (await _looked_up(call)).values():
+        if isinstance(one, HadelayError) and not isinstance(one, NotFound) and not one.retryable and one.outcome_known:
+            raise one
+    return await merging.in_all(call)
 
 
 async def _own(call: Call, scope: str = "publish") -> str:
@@ -56,78 +114,41 @@ async def _exists(call: Call, name: str, scope: str = "publish") -> bool:
 
 
 @routes.add(
-    "PUT", _PATH, query=api.PutScheduleQuery, body=api.PutSchedule, returns={200: api.Schedule[str]},
-    errors=(404, 409, 413, 422, 429), max_bytes=_MAX_BYTES, scope="publish", own_topics=True,
-)  # fmt: skip
+    "PUT",
+    _PATH,
+    query=api.PutScheduleQuery,
+    body=api.PutSchedule,
+    returns={200: api.Schedule[str]},
+    errors=(404, 409, 413, 422, 429),
+    max_bytes=_MAX_BYTES,
+    scope="publish",
+    own_topics=True,
+    shards=_put_at_owner,
+)
 async def put_schedule(call: Call) -> Answer:
     """Create a schedule, or replace it as a whole"""
-    name, wish, limits = _name(call), call.body, call.context.config
-    call.access.need("publish", check_new_topic(wish.topic, limits.max_topic_bytes))
+    name, document, limits = _name(call), call.body, call.context.config
+    call.access.need("publish", check_new_topic(document.topic, limits.max_topic_bytes))
     await _exists(call, name)
-    if wish.overlap == "wait" and wish.group is not None:
-        raise Impossible("group: a schedule with overlap=wait uses a group of its own; leave group out")
-    group = _group_of(name) if wish.overlap == "wait" else wish.group
-    spec = replace(spec_of(wish, wish.topic), group=None if group is None else check_group(group))
-    body, content_type = payload(wish)
-    if len(body) > MAX_TEMPLATE_BYTES:
-        raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
-    tags, ttl_ms = check_tags(limits, wish.tags), check_positive("ttl", wish.ttl, call.context.max_delay_ms)
-    meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
+    spec, draft = schedule_to_put(limits, call.context.max_delay_ms, name, document, payload(document))
     version = call.query.version
     if version is not None and not 0 <= version < ANY_VERSION:
         raise BadRequest(f"version: {version}: expected the version of the schedule, or 0 for no schedule")
-    draft = Draft(wish.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)
     return call.answer(
-        await call.service.schedules.put(
-            name, spec, draft, call.actor, version=version, paused=wish.paused
-        )
-    )  # fmt: skip
-
-
-def _group_of(name: str) -> str:
-    """Message group of a schedule with overlap=wait. A long name is cut, and ends in a hash instead, because other
-    names may begin alike."""
-    group = f"schedule.{name}"
-    if len(group) <= MAX_GROUP:
-        return group
-    digest = sha256(name.encode()).hexdigest()[:_GROUP_HASH]
-    return f"{group[: MAX_GROUP - _GROUP_HASH - 1]}.{digest}"
-
-
-def spec_of(wish: api.Times, topic: str) -> Spec:
-    """Make a schedule's specification (Spec) from a request. Raises BadRequest and Impossible."""
-    given = [name for name in ("cron", "every", "at") if getattr(wish, name) is not None]
-    if len(given) != 1:
-        raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")
-    if wish.cron is None and wish.timezone != "UTC":
-        raise BadRequest("timezone: only with cron; `every` and `at` are the same in all zones")
-    options = {} if not isinstance(wish, api.PutSchedule) else _options(wish)
-    start, end = (None if at is None else int(at) for at in (wish.start, wish.end))
-    at_ms = None if wish.at is None else sorted({int(at) for at in wish.at})
-    every_ms = None if wish.every is None else int(wish.every)
-    spec = Spec(
-        topic, cron=wish.cron, every_ms=every_ms, at=at_ms, timezone=wish.timezone, start_ms=start, end_ms=end,
-        **options,
-    )  # fmt: skip
-    if wrong := problem(spec):
-        raise BadRequest(wrong)
-    return spec
-
-
-def _options(wish: api.PutSchedule) -> dict[str, Any]:
-    if wish.max_occurrences is not None and wish.max_occurrences < 1:
-        raise BadRequest("max_occurrences: at least 1, or leave it out")
-    found: dict[str, Any] = {"catch_up": CATCH_UPS.index(wish.catch_up), "overlap": OVERLAPS.index(wish.overlap)}
-    for name, value in (("jitter_ms", wish.jitter), ("window_ms", wish.catch_up_window)):
-        if value is not None:
-            found[name] = int(value)
-    return found if wish.max_occurrences is None else found | {"max_occurrences": wish.max_occurrences}
+        await call.service.schedules.put(name, spec, draft, call.actor, version=version, paused=document.paused)
+    )
 
 
 @routes.add(
-    "GET", _PATH, query=api.ScheduleQuery, returns={200: api.Schedule[str]}, errors=(404, 503), scope="read",
+    "GET",
+    _PATH,
+    query=api.ScheduleQuery,
+    returns={200: api.Schedule[str]},
+    errors=(404, 409, 503),
+    scope="read",
     own_topics=True,
-)  # fmt: skip
+    shards=merging.wherever,
+)
 async def get_schedule(call: Call) -> Answer:
     """A schedule with its next occurrences, and its last ones with their messages"""
     found = await call.service.schedules.get(_name(call), body=call.query.body, stale=call.query.stale)
@@ -136,21 +157,51 @@ async def get_schedule(call: Call) -> Answer:
 
 
 @routes.add(
-    "GET", "/v1/schedules", query=api.ListSchedulesQuery, returns={200: api.Schedules}, errors=(503,), scope="read",
+    "GET",
+    "/v1/schedules",
+    query=api.ListSchedulesQuery,
+    returns={200: api.Schedules},
+    errors=(503,),
+    scope="read",
     own_topics=True,
-)  # fmt: skip
+    shards=merging.merged(_page_of_all),
+)
 async def list_schedules(call: Call) -> Answer:
     """Schedules by name, of the topics that the token may read"""
     query = call.query
     return call.answer(
         await call.service.schedules.page(
-            query.prefix, query.cursor or "", check_limit(query.limit), stale=query.stale,
+            query.prefix,
+            query.cursor or "",
+            check_limit(query.limit),
+            stale=query.stale,
             may=partial(call.access.may, "read"),
         )
-    )  # fmt: skip
+    )
 
 
-@routes.add("DELETE", _PATH, returns={204: None}, scope="publish", own_topics=True)
+@routes.add(
+    "GET",
+    _PATH + "/topic",
+    returns={200: api.ScheduleTopic},
+    errors=(404, 409, 503),
+    scope="publish",
+    own_topics=True,
+    shards=merging.wherever,
+)
+async def get_schedule_topic(call: Call) -> Answer:
+    """The topic of a schedule, for tokens that may publish to it"""
+    name = _name(call)
+    topic = await call.service.schedules.topic_of(name)
+    if topic is None:
+        raise NotFound(f"there is no schedule {name!r}")
+    call.access.need_of("publish", topic, "schedule")
+    return call.answer(api.ScheduleTopic(topic))
+
+
+@routes.add(
+    "DELETE", _PATH, returns={204: None}, errors=(503, 504), scope="publish", own_topics=True, shards=_delete_in_all
+)
 async def delete_schedule(call: Call) -> Answer:
     """Delete a schedule, if there is one; messages that are not due yet are cancelled"""
     name = _name(call)
@@ -160,43 +211,76 @@ async def delete_schedule(call: Call) -> Answer:
 
 
 @routes.add(
-    "POST", _PATH + ":pause", body=Nothing, returns={200: api.Schedule[str]}, errors=(404,), scope="publish",
+    "POST",
+    _PATH + ":pause",
+    body=Nothing,
+    returns={200: api.Schedule[str]},
+    errors=(404, 409),
+    scope="publish",
     own_topics=True,
-)  # fmt: skip
+    shards=_change_in_one,
+)
 async def pause_schedule(call: Call) -> Answer:
     """Make no occurrences until the schedule is resumed; messages that are not due yet are cancelled"""
     return call.answer(await call.service.schedules.pause(await _own(call), True, call.actor))
 
 
 @routes.add(
-    "POST", _PATH + ":resume", body=Nothing, returns={200: api.Schedule[str]}, errors=(404,), scope="publish",
+    "POST",
+    _PATH + ":resume",
+    body=Nothing,
+    returns={200: api.Schedule[str]},
+    errors=(404, 409),
+    scope="publish",
     own_topics=True,
-)  # fmt: skip
+    shards=_change_in_one,
+)
 async def resume_schedule(call: Call) -> Answer:
     """Go on from now; occurrences of the pause are not made"""
     return call.answer(await call.service.schedules.pause(await _own(call), False, call.actor))
 
 
 @routes.add(
-    "POST", _PATH + ":trigger", body=Nothing, returns={201: api.Triggered[str], 200: api.Triggered[str]},
-    errors=(404, 409, 429), scope="publish", own_topics=True,
-)  # fmt: skip
+    "POST",
+    _PATH + ":trigger",
+    body=Nothing,
+    returns={201: api.Triggered[str], 200: api.Triggered[str]},
+    errors=(404, 409, 429),
+    scope="publish",
+    own_topics=True,
+    shards=_change_in_one,
+)
 async def trigger_schedule(call: Call) -> Answer:
     """Make one occurrence, due now"""
-    made = await call.service.schedules.trigger(await _own(call), _key(call), call.actor)
+    key, name = _key(call), _name(call)
+    exists = await _may_run(call, name, key)
+    made = await call.service.schedules.trigger(name, key, call.actor, exists=exists)
     return call.answer(made, 200 if made.duplicate else 201)
 
 
 @routes.add(
-    "POST", _PATH + ":backfill", body=api.Backfill, returns={200: api.Backfilled[str]}, errors=(404, 409, 422, 429),
-    scope="publish", own_topics=True,
-)  # fmt: skip
+    "POST",
+    _PATH + ":backfill",
+    body=api.Backfill,
+    returns={200: api.Backfilled[str]},
+    errors=(404, 409, 422, 429),
+    scope="publish",
+    own_topics=True,
+    shards=_change_in_one,
+)
 async def backfill_schedule(call: Call) -> Answer:
     """Make the occurrences of a past range, also those made before, due now"""
-    name, start, end = await _own(call), int(call.body.from_), int(call.body.to)
+    key, name, start, end = _key(call), _name(call), int(call.body.from_), int(call.body.to)
+    exists = await _may_run(call, name, key)
     if end <= start:
         raise Impossible("to: must be after from")
-    return call.answer(await call.service.schedules.backfill(name, start, end, _key(call), call.actor))
+    return call.answer(await call.service.schedules.backfill(name, start, end, key, call.actor, exists=exists))
+
+
+async def _may_run(call: Call, name: str, key: bytes | None) -> bool:
+    """Whether the schedule exists. Raises NotFound if not; but with a key, the cluster must remember that answer, and
+    may remember another. Raises Forbidden."""
+    return await _exists(call, name) if key is not None else bool(await _own(call))
 
 
 def _key(call: Call) -> bytes | None:
@@ -207,13 +291,20 @@ def _key(call: Call) -> bytes | None:
 
 
 @routes.add(
-    "POST", "/v1/schedules:preview", body=api.Preview, returns={200: api.Previewed[str]}, errors=(422,), scope="read",
+    "POST",
+    "/v1/schedules:preview",
+    body=api.Preview,
+    returns={200: api.Previewed[str]},
+    errors=(422,),
+    scope="read",
     own_topics=True,
-)  # fmt: skip
+)
 async def preview_schedule(call: Call) -> Answer:
     """The next times of a schedule that need not exist, in words, and what clock changes do to it"""
-    wish = call.body
-    if not 1 <= wish.count <= _MAX_PREVIEW:
-        raise BadRequest(f"count: 1 to {_MAX_PREVIEW}, not {wish.count}")
-    after_ms = None if wish.after is None else int(wish.after)
-    return call.answer(await call.service.schedules.preview(spec_of(wish, "preview"), after_ms, wish.count))
+    document = call.body
+    if not 1 <= document.count <= _MAX_PREVIEW:
+        raise BadRequest(f"count: 1 to {_MAX_PREVIEW}, not {document.count}")
+    after_ms = None if document.after is None else int(document.after)
+    return call.answer(
+        await call.service.schedules.preview(schedule_spec(document, "preview"), after_ms, document.count)
+    )

@@ -2,15 +2,21 @@
 
 import re
 import secrets
+from typing import Any
 
-from hadelay.api.cluster import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens
+import msgspec
+from msgspec.structs import replace
+
+from hadelay.api.cluster import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens, TokensQuery
 from hadelay.api.text import check_limit, format_instant
-from hadelay.errors import BadRequest, NotFound
-from hadelay.http.access import PREFIX, hash_token
-from hadelay.http.answers import NOTHING, Answer
+from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NotFound
+from hadelay.http import merging, parts
+from hadelay.http.answers import JSON, NOTHING, Answer
 from hadelay.http.call import Call
+from hadelay.http.decoding import MSGPACK_NAMES
 from hadelay.http.routes import Routes
-from hadelay.rights import MAX_LIFETIME_MS, Token, problem_of_scope
+from hadelay.http.sharding import ShardRouter
+from hadelay.rights import MAX_LIFETIME_MS, TOKEN_PREFIX, Token, aws_key, aws_secret, hash_token, problem_of_scope
 
 routes = Routes()
 
@@ -20,24 +26,74 @@ _ID = re.compile("[0-9a-f]{12}")
 @routes.add("POST", "/v1/tokens", body=CreateToken, returns={201: TokenOut}, errors=(409, 429, 503, 504))
 async def create_token(call: Call) -> Answer:
     """Create a token; only this answer shows its secret"""
-    wish = call.body
-    for scope in wish.scopes:
+    document = call.body
+    for scope in document.scopes:
         if wrong := problem_of_scope(scope):
             raise BadRequest(f"scopes: {wrong}")
-    lifetime_ms = None if wish.lifetime is None else int(wish.lifetime)
+    lifetime_ms = None if document.lifetime is None else int(document.lifetime)
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
         raise BadRequest("lifetime: must be more than 0 and at most 100 years")
-    secret = PREFIX + secrets.token_urlsafe(32)
-    token = await call.service.access.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms, call.actor)
-    return call.answer(
-        _out(call, token, secret), 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"}
+    router = call.router
+    if router is not None and document.aws and router.others():
+        raise Impossible("aws: a token for AWS SDKs is of one shard: name the shard with ?shard=")
+    secret = None if document.hash is not None else TOKEN_PREFIX + secrets.token_urlsafe(32)
+    digest = _digest(document.hash) if secret is None else hash_token(secret)
+    key = aws_key(secret) if document.aws and secret is not None else None
+    token = await call.service.access.create_token(
+        document.name, digest, document.scopes, lifetime_ms, call.actor, aws_key=key
     )
+    missing = () if router is None else await _create_elsewhere(call, router, digest)
+    shown = replace(_out(call, token, secret), missing=missing)
+    return call.answer(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
 
 
-@routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,))
+def _digest(text: str | None) -> bytes:
+    try:
+        found = bytes.fromhex(text or "")
+    except ValueError:
+        found = b""
+    if len(found) != 32:
+        raise BadRequest("hash: the SHA-256 of a token, 64 hex digits")
+    return found
+
+
+async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes) -> tuple[int, ...]:
+    """Create the token in all other shards; returns the shards that missed it. A shard that has it already did not."""
+    form: Any = msgspec.msgpack if call.media_type in MSGPACK_NAMES else msgspec.json
+    document = {**form.decode(call.data or b"", type=dict[str, Any]), "hash": digest.hex()}
+    others = router.others()
+    asking = (parts.ask_part(call, to, msgspec.json.encode(document), JSON, dict[str, Any]) for to in others)
+    found = await parts.all_parts(asking)
+    missed = zip(others, found, strict=True)
+    return tuple(to.shard for to, one in missed if isinstance(one, HadelayError) and not isinstance(one, Conflict))
+
+
+async def _tokens_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
+    """Each token once, with the shards that do not know it. Tokens of one secret and other scopes are others."""
+    found = dict[tuple[str, str, tuple[str, ...]], tuple[TokenOut, set[int]]]()
+    for shard, one in lists.items():
+        for token in call.decode(one["tokens"], list[TokenOut]):
+            _, known = found.setdefault((token.id, token.name, tuple(token.scopes)), (token, set()))
+            known.add(shard)
+    rows = [replace(token, missing=tuple(lists.keys() - known)) for token, known in found.values()]
+    return {"tokens": sorted(rows, key=lambda token: (token.created_at, token.id))}
+
+
+async def _tokens(call: Call) -> Answer:
+    """The tokens of all shards; with hashes, of the asked shard alone, since they are copied from shard to shard."""
+    return await (merging.at(call, None) if call.query.hashes else _MERGED(call))
+
+
+_MERGED = merging.merged(_tokens_of_all)
+
+
+@routes.add("GET", "/v1/tokens", query=TokensQuery, returns={200: Tokens}, errors=(503,), shards=_tokens)
 async def list_tokens(call: Call) -> Answer:
     """All tokens and their scopes, without secrets"""
-    return call.answer(Tokens([_out(call, token) for token in await call.service.access.list_tokens()]))
+    tokens = await call.service.access.list_tokens()
+    hashes = [token.hash.hex() if call.query.hashes else None for token in tokens]
+    shown = [replace(_out(call, token), hash=digest) for token, digest in zip(tokens, hashes, strict=True)]
+    return call.answer(Tokens(shown))
 
 
 @routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504))
@@ -46,16 +102,33 @@ async def revoke_token(call: Call) -> Answer:
     token_id = call.path["token_id"]
     if not _ID.fullmatch(token_id):
         raise NotFound(f"{token_id[:80]!r} is not a token id; token ids have 12 hex digits (GET /v1/tokens lists them)")
-    await call.service.access.revoke_token(token_id, call.actor)
+    router = call.router
+    if router is None:
+        await call.service.access.revoke_token(token_id, call.actor)
+        return NOTHING
+    others = [parts.ask_part(call, to, b"", JSON, type(None)) for to in router.others()]
+    found = await parts.all_parts([call.service.access.revoke_token(token_id, call.actor), *others])
+    # A shard that does not have the token any more is done, unless none has it.
+    if all(isinstance(one, NotFound) for one in found):
+        raise NotFound(f"there is no token {token_id}")
+    error = parts.failure_of_all([None if isinstance(one, NotFound) else one for one in found])
+    if error is not None:
+        raise error
     return NOTHING
 
 
 def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
     return TokenOut(
-        id=token.id, name=token.name, scopes=list(token.scopes), created_at=format_instant(token.created_at_ms),
+        id=token.id,
+        name=token.name,
+        scopes=list(token.scopes),
+        created_at=format_instant(token.created_at_ms),
         expires_at=None if token.expires_at_ms is None else format_instant(token.expires_at_ms),
-        expired=not token.holds(call.service.access.now_ms()), token=secret,
-    )  # fmt: skip
+        expired=not token.holds(call.service.access.now_ms()),
+        aws=token.aws_key is not None,
+        token=secret,
+        aws_secret=None if secret is None or token.aws_key is None else aws_secret(token.aws_key),
+    )
 
 
 @routes.add("GET", "/v1/audit", query=AuditQuery, returns={200: AuditTrail}, errors=(503,))

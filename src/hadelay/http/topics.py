@@ -1,37 +1,82 @@
 """Routes for topics, and histograms of due messages."""
 
 import asyncio
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from hadelay.api.base import Nothing
 from hadelay.api.messages import ReadQuery
-from hadelay.api.settings import settings_in
-from hadelay.api.text import DOTS, check_new_topic, check_topic
+from hadelay.api.text import check_topic
 from hadelay.api.topics import (
     Bucket,
     Buckets,
     DeleteTopicQuery,
     DueQuery,
     Group,
+    Groups,
+    GroupsQuery,
     Pause,
     PutSubscription,
-    PutTopic,
-    Topic,
     Topics,
     TopicsQuery,
 )
+from hadelay.api.topicsettings import PutTopic, Topic
 from hadelay.errors import BadRequest
+from hadelay.http import merging
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_group
 from hadelay.http.receipts import INSTANT_CHARS, instants_text
 from hadelay.http.routes import Routes
 from hadelay.model import SEPARATOR
-from hadelay.settings.topic import CALLBACK_SETTINGS
+from hadelay.rules.publishing import check_group
+from hadelay.rules.topics import check_topic_to_set, settings_to_put
 
 routes = Routes()
+
+
+class _Named(msgspec.Struct):
+    """Order of topics in a list."""
+
+    topic: str
+
+
+class _Waiting(msgspec.Struct):
+    """Order of message groups in a list: the longest wait first, then most blocked messages."""
+
+    since: str | None
+    blocked: int
+
+    @property
+    def order(self) -> tuple[bool, str, int]:
+        return self.since is None, self.since or "", -self.blocked
+
+
+_TOPICS = merging.Rows("topics", _Named, lambda row: row.topic)
+_GROUPS = merging.Rows("groups", _Waiting, lambda row: row.order)
+#: Limit of groups in an answer.
+_MAX_GROUPS = 100
+
+
+async def _groups_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
+    complete = all(call.decode(one["complete"], bool) for one in lists.values())
+    return {**await _GROUPS.whole(_MAX_GROUPS)(call, lists), "complete": complete}
+
+
+async def _groups(call: Call) -> Answer:
+    if call.query.topic is None or call.router is None:
+        return await merging.merged(_groups_of_all)(call)
+    return await merging.at(call, call.router.owner(call.query.topic))
+
+
+async def _sums(call: Call, lists: merging.Lists) -> dict[str, Any]:
+    counts = Counter[str]()
+    for one in lists.values():
+        counts.update({bucket.start: bucket.count for bucket in call.decode(one["buckets"], list[Bucket[str]])})
+    return {"buckets": [Bucket(*interval) for interval in sorted(counts.items())]}
+
 
 _MAX_BUCKETS = 10_000
 #: Limit of topics encoded before other requests have their turn.
@@ -44,23 +89,14 @@ _FINE_MS = 2 * 3_600_000
 @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(404, 409, 429))
 async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
-    name, limit = call.path["topic"], call.context.config.max_topic_bytes
-    (check_topic if SEPARATOR in name else check_new_topic)(name, limit)
+    name = check_topic_to_set(call.path["topic"], call.context.config.max_topic_bytes)
     # Creating a subscription gives access to all messages of its topic: this takes rights to the topic, too.
     subscribes = call.access.may("admin", name.partition(SEPARATOR)[0])
     return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor, subscribes=subscribes))
 
 
 def _settings(call: Call) -> dict[str, Any]:
-    settings = settings_in(call.body)
-    for setting in ("dead_letter", *CALLBACK_SETTINGS):
-        topic = settings.get(setting)
-        if topic is not None and (setting, topic) != ("dead_letter", "keep"):
-            # Check that the token may publish there: dead letters and callbacks must not give access to other topics.
-            call.access.need("publish", topic)
-            if topic in DOTS:
-                check_new_topic(topic, call.context.config.max_topic_bytes)
-    return settings
+    return settings_to_put(call.access, call.body, call.context.config.max_topic_bytes)
 
 
 _SUBSCRIPTIONS = "/v1/topics/{topic}/subscriptions"
@@ -113,7 +149,8 @@ async def resume_topic(call: Call) -> Answer:
 
 
 async def _change(call: Call, config: dict[str, Any]) -> Answer:
-    """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic."""
+    """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic. A topic that
+    is deleted between the look and the change is made anew, empty."""
     name, door = call.topic, call.service.topics
     await door.get_topic(name, stale=False)
     return call.answer(await door.put_topic(name, config, call.actor, subscribes=False))
@@ -126,16 +163,47 @@ async def get_topic(call: Call) -> Answer:
 
 
 @routes.add(
-    "GET", "/v1/topics/{topic}/groups/{group}", query=ReadQuery, returns={200: Group[str]}, errors=(404, 503),
+    "GET",
+    "/v1/topics/{topic}/groups/{group}",
+    query=ReadQuery,
+    returns={200: Group[str]},
+    errors=(404, 503),
     scope="read",
-)  # fmt: skip
+)
 async def get_group(call: Call) -> Answer:
     """A message group: the messages whose turn it is, and how many wait behind them"""
     group = check_group(call.path["group"])
     return call.answer(await call.service.topics.get_group(call.topic, group, stale=call.query.stale))
 
 
-@routes.add("GET", "/v1/topics", query=TopicsQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)
+@routes.add(
+    "GET",
+    "/v1/groups",
+    query=GroupsQuery,
+    returns={200: Groups[str]},
+    errors=(404, 503),
+    scope="read",
+    own_topics=True,
+    shards=_groups,
+)
+async def list_groups(call: Call) -> Answer:
+    """Message groups in which messages wait, those with the longest wait first"""
+    topic, may = call.query.topic, partial(call.access.may, "read")
+    if topic is not None:
+        call.access.need("read", check_topic(topic))
+    return call.answer(await call.service.groups.list_groups(topic, may=may, stale=call.query.stale))
+
+
+@routes.add(
+    "GET",
+    "/v1/topics",
+    query=TopicsQuery,
+    returns={200: Topics},
+    errors=(503,),
+    scope="read",
+    own_topics=True,
+    shards=merging.merged(_TOPICS.whole()),
+)
 async def list_topics(call: Call) -> Answer:
     """All topics that the token may read, with counts"""
     found = await call.service.topics.list_topics(stale=call.query.stale, prefix=call.query.prefix)
@@ -154,10 +222,18 @@ async def delete_topic(call: Call) -> Answer:
     return NOTHING
 
 
-@routes.add("GET", "/v1/due", query=DueQuery, returns={200: Buckets[str]}, errors=(422, 503), scope="read")
+@routes.add(
+    "GET",
+    "/v1/due",
+    query=DueQuery,
+    returns={200: Buckets[str]},
+    errors=(422, 503),
+    scope="read",
+    shards=merging.merged(_sums),
+)
 async def due(call: Call) -> Answer:
     """Number of due messages per interval, over all topics"""
-    return await _due(call, None)
+    return call.answer(Buckets(await _due(call, None)))
 
 
 @routes.add(
@@ -165,10 +241,10 @@ async def due(call: Call) -> Answer:
 )
 async def topic_due(call: Call) -> Answer:
     """Number of due messages per interval, of one topic"""
-    return await _due(call, call.topic)
+    return call.answer(Buckets(await _due(call, call.topic)))
 
 
-async def _due(call: Call, topic: str | None) -> Answer:
+async def _due(call: Call, topic: str | None) -> list[Bucket[str]]:
     start, end, step = int(call.query.from_), int(call.query.to), int(call.query.step)
     if step < _SECOND or step % _SECOND:
         raise BadRequest(f"step: must be a positive multiple of {_SECOND} ms, not {step} ms")
@@ -182,5 +258,4 @@ async def _due(call: Call, topic: str | None) -> Answer:
     # Format all times in one call: for thousands of buckets, this takes a tenth of the time of single calls.
     text = instants_text(times).tobytes().decode()
     starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
-    found = [Bucket(start, count) for start, count in zip(starts, counts, strict=True)]
-    return call.answer(Buckets(found))
+    return [Bucket(start, count) for start, count in zip(starts, counts, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from google_crc32c import extend as crc32c_extend
 
+from hadelay import version
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import LEVEL_OF, Audited, Command, SettleLeases
 from hadelay.codec.entries import ENTRY_VERSION, decode_entry, is_change_of_members
@@ -15,25 +16,20 @@ from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
-from hadelay.ledger import (
-    access,
-    bulk,
-    changes,
-    dead,
-    grant,
-    leases,
-    maintenance,
-    publish,
-    schedules,
-    topicchanges,
-    topicexpiry,
-)
-from hadelay.ledger.hourstate import indexes_of
+from hadelay.ledger import access
+from hadelay.ledger.batches import batches, ending
+from hadelay.ledger.hours import maintenance
+from hadelay.ledger.hours.hourstate import indexes_of
+from hadelay.ledger.jobs import bulk
+from hadelay.ledger.leases import dead, granting, settling, suspects
+from hadelay.ledger.messages import changes, publish
+from hadelay.ledger.schedules import firing, schedules
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import shards, topicchanges, topicexpiry
 from hadelay.members import JOINED, Members
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.settings.cluster import Settings
-from hadelay.version import CALLBACKS_LEVEL, FEATURE_LEVEL, FIRST_LEVEL, OUTCOMES_LEVEL, UNIQUE_LEVEL
+from hadelay.version import FIRST_LEVEL
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
@@ -47,20 +43,27 @@ def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview
         raise FatalError(
             f"log entry {index} has format version {entry[0]}, this program reads {ENTRY_VERSION}: upgrade this node"
         )
+    if term != ledger.term:
+        ledger.suspects = suspects.after_term(ledger)
     ledger.applied, ledger.term = index, term
     ledger.chain = crc32c_extend(crc32c_extend(ledger.chain, _LINK.pack(index, term, len(entry))), bytes(entry))
     try:
         level, now_ms, commands = decode_entry(entry)
     except Malformed as error:
         return [Refused("malformed", str(error))]
-    if level > FEATURE_LEVEL:
+    if level > version.FEATURE_LEVEL:
         raise FatalError(
-            f"log entry {index} needs feature level {level}, this program has {FEATURE_LEVEL}: upgrade this node"
+            f"log entry {index} needs feature level {level}, this program has {version.FEATURE_LEVEL}: "
+            "upgrade this node"
         )
     if ledger.now_ms < now_ms < _MAX_NOW_MS:
         _advance(ledger, now_ms)
     ledger.changes_members = is_change_of_members(commands)
-    return [_apply_command(ledger, kind, body) for kind, body in commands]
+    results = []
+    for kind, body in commands:
+        ledger.by = ""
+        results.append(_apply_command(ledger, kind, body))
+    return results
 
 
 def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
@@ -73,7 +76,10 @@ def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
         command = decode(kind, body)
     except Malformed as error:
         return Refused("malformed", str(error))
-    return _APPLY[kind](ledger, command)
+    result = _APPLY[kind](ledger, command)
+    if ledger.complete:
+        ending.end_complete(ledger)
+    return result
 
 
 def _advance(ledger: Ledger, now_ms: int) -> None:
@@ -91,7 +97,7 @@ def _begin_hour(ledger: Ledger, hour: int) -> None:
     """Begin to count the unsettled entries in each second of an hour that has just begun."""
     hour_state, count = ledger.hour_state(hour), ledger.store.count(hour)
     uncounted = hour_state.settled | hour_state.blocked
-    # Read the fewer entries: a million take 0.1 s or more.
+    # Read the smaller set, the unsettled or the settled entries: reading a million entries takes 0.1 s or more.
     subtract = 2 * len(uncounted) <= count
     indexes = indexes_of(uncounted if subtract else uncounted.flip(0, count))
     seconds = np.zeros(SECONDS_PER_HOUR, np.uint32)
@@ -113,9 +119,10 @@ def _apply_cursor(ledger: Ledger, command: tuple[int, int, int]) -> Done:
 
 
 def _apply_feature(ledger: Ledger, level: int) -> Done | Refused:
-    if level > FEATURE_LEVEL:
+    if level > version.FEATURE_LEVEL:
         raise FatalError(
-            f"the cluster switched to feature level {level}, this program has {FEATURE_LEVEL}: upgrade this node"
+            f"the cluster switched to feature level {level}, this program has {version.FEATURE_LEVEL}: "
+            "upgrade this node"
         )
     changed = level > ledger.level
     ledger.level = max(ledger.level, level)
@@ -154,34 +161,26 @@ def _apply_settings(ledger: Ledger, command: Any) -> Done | Refused:
 def _apply_audited(ledger: Ledger, command: Audited) -> Result:
     if command.kind == Command.AUDITED:
         return Refused("malformed", "an audited command must not contain another audited command")
+    ledger.by = command.token
     return access.note(ledger, command, _apply_command(ledger, command.kind, command.body))
 
 
-def _apply_publish2(ledger: Ledger, command: Publish) -> Result:
-    if len(command.uniques) and ledger.level < UNIQUE_LEVEL:
-        return Refused(
-            "needs_upgrade", "unique_for: not before every node is upgraded (feature_level of GET /v1/cluster)"
-        )
+def _apply_publish(ledger: Ledger, command: Publish) -> Result:
+    ledger.by = command.by
     return publish.apply_publish(ledger, command)
 
 
-def _apply_settle(ledger: Ledger, command: tuple[int, SettleLeases]) -> Result:
-    kind, settled = command
-    if settled.results is not None and ledger.level < OUTCOMES_LEVEL:
-        return Refused("needs_upgrade", "result: not before every node is upgraded (feature_level of GET /v1/cluster)")
-    if settled.replies is not None and ledger.level < CALLBACKS_LEVEL:
-        return Refused("needs_upgrade", "answers: not before every node is upgraded")
-    return (leases.apply_ack if kind == Command.ACK else leases.apply_nack)(ledger, settled)
+def _apply_settle(ledger: Ledger, command: SettleLeases) -> Result:
+    return (settling.apply_nack if command.nack else settling.apply_ack)(ledger, command)
 
 
 _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.NOOP: _apply_noop,
-    Command.PUBLISH: publish.apply_publish,
-    Command.GRANT: grant.apply_grant,
-    Command.ACK: leases.apply_ack,
-    Command.NACK: leases.apply_nack,
-    Command.EXTEND: leases.apply_extend,
-    Command.EXPIRE: leases.apply_expire,
+    Command.PUBLISH: _apply_publish,
+    Command.GRANT: granting.apply_grant,
+    Command.SETTLE: _apply_settle,
+    Command.EXTEND: settling.apply_extend,
+    Command.EXPIRE: settling.apply_expire,
     Command.CANCEL: changes.apply_cancel,
     Command.RESCHEDULE: changes.apply_reschedule,
     Command.CURSOR: _apply_cursor,
@@ -190,6 +189,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.FEATURE: _apply_feature,
     Command.INCARNATION: _apply_incarnation,
     Command.SETTINGS: _apply_settings,
+    Command.SHARD_MAP: shards.apply_shard_map,
     Command.REDRIVE: dead.apply_redrive,
     Command.PURGE: topicchanges.apply_purge,
     Command.ALERTED: dead.apply_alerted,
@@ -199,16 +199,19 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.MEMBERS: _apply_members,
     Command.SCHEDULE_PUT: schedules.apply_put,
     Command.SCHEDULE_DELETE: schedules.apply_delete,
-    Command.SCHEDULE_FIRE: schedules.apply_fire,
+    Command.SCHEDULE_FIRE: firing.apply_fire,
     Command.SCHEDULE_STATE: schedules.apply_state,
-    Command.SCHEDULE_RUN: schedules.apply_run,
+    Command.SCHEDULE_RUN: firing.apply_run,
     Command.SUBSCRIPTION_PUT: topicchanges.apply_subscription_put,
-    Command.SETTLE: _apply_settle,
-    Command.PUBLISH2: _apply_publish2,
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,
     Command.JOB_STOP: bulk.apply_stop,
     Command.SUBSCRIPTION_FILL: bulk.apply_fill,
     Command.TOPIC_EXPIRY: topicexpiry.apply_expiry,
+    Command.BATCH_OPEN: batches.apply_open,
+    Command.BATCH_SEAL: batches.apply_seal,
+    Command.BATCH_CANCEL: batches.apply_cancel,
+    Command.BATCH_STEP: ending.apply_step,
+    Command.BATCHES: ending.maintain,
     **maintenance.JOBS,
 }

@@ -1,268 +1,205 @@
 """Encodes and decodes the whole ledger: for checkpoints, snapshots and comparisons of replicas.
 
-One blob holds everything that is small, and one blob per hour its HourState. `dump` returns only the hours that changed
-since the last dump. Equal ledgers give equal bytes: maps are written in a fixed order, bitmaps in their one canonical
-form. Derived values (leased bitmaps, generations) are not written.
+A small core has all numbers, settings and members; everything that grows is a row of a table (ledger/changedrows.py).
+Equal ledgers give equal bytes: maps are written in a fixed order, bitmaps in their one canonical form. Derived values
+(leased bitmaps, generations) are not written.
 """
 
-from dataclasses import astuple
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import msgpack
-import numpy as np
-from pyroaring import BitMap
+import msgspec
+from msgspec.structs import replace
 
-from hadelay.codec.jobcommands import pack_spec, unpack_spec
+from hadelay import version
 from hadelay.errors import WAY_OUT, FatalError, HadelayError
 from hadelay.ledger import access
-from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
-from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.hourstate import HourState, bitmap, groups
-from hadelay.ledger.state import Ledger, ScheduleCounts
-from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicBook, TopicState
-from hadelay.members import Member
-from hadelay.model import Event
+from hadelay.ledger.changedrows import AUDIT, GRANTS, HOURS, JOBS, TABLES, TOKENS, TOPICS, ChangedRows, Key, Row
+from hadelay.ledger.hours.hourstate import HourState, bitmap, rows_by_value
+from hadelay.ledger.jobs.bulkjob import BulkJob
+from hadelay.ledger.leases.grantrows import OpenGrant
+from hadelay.ledger.rowformats import PLAIN, Core, CoreHead, RowFormat, decoder, encode, encode_canonical
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics.topics import TopicBook, TopicState
+from hadelay.rights import Audit, AuditEntry, Token
 from hadelay.settings.cluster import Settings
-from hadelay.version import FEATURE_LEVEL
+from hadelay.settings.shardmap import ALONE
 
 VERSION = 1
-#: Attributes of the ledger that are numbers, and their keys in a checkpoint's main blob: never rename them.
-_NUMBERS = (
-    "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
-    "keys_dropped_early",
-)  # fmt: skip
-#: Attributes of a topic in the order in which they are written. This order never changes; new attributes go to the end.
-_TOPIC = (
-    "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
-    "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
-)  # fmt: skip
-#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups, or one of _LATER. Of _LATER,
-#: those up to the last that is not 0 are written.
-_GROUPS = ("group_rows", "grouped", "blocked")
-_LATER = ("used_ms", "dropped", "born")
-_REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
-_MARK = ("generation", "at_ms", "ready")
-_JOB = (
-    "number", "node", "by", "request", "began_ms", "cursor", "ended_ms", "stopped", *JOB_COUNTS,
-)  # fmt: skip
-_GRANT = ("term", "seq", "consumer", "consumer_number", "request_id", "granted_at_ms")
+_U32, _U64, _GRANT_KEY = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct(">QQ")
+#: Table → how its keys are encoded.
+_KEYS: dict[bytes, Callable[[Any], bytes]] = {
+    TOPICS: _U32.pack, JOBS: _U32.pack, HOURS: _U32.pack, AUDIT: _U64.pack, TOKENS: str.encode,
+    GRANTS: lambda key: _GRANT_KEY.pack(*key),
+}  # fmt: skip
+_TOPIC, _JOB, _GRANT, _HOUR = RowFormat(TopicState), RowFormat(BulkJob), RowFormat(OpenGrant), RowFormat(HourState)
+_decode_head, _decode_core, _decode_token, _decode_audit = map(decoder, (CoreHead, Core, Token, AuditEntry))
+#: Of a grant's row: whether its request id is remembered, and the grant.
+_decode_grant = decoder(tuple[bool, _GRANT.array])  # type: ignore[name-defined]
+
+#: Table → (key in the table, value) of its rows, ascending.
+Rows = Mapping[bytes, Iterable[tuple[bytes, bytes]]]
 
 
-def dump(ledger: Ledger, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
-    """Encode a ledger: (main blob, hour → blob of each hour changed since the last dump, b"" if deleted).
-
-    everything: all hours, and equal bytes for equal ledgers, for comparing replicas.
-    """
-    touched = set(ledger.hours) if everything else ledger.touched
-    hours = {h: dump_hour(ledger.hours[h], canonical=everything) if h in ledger.hours else b"" for h in sorted(touched)}
-    if not everything:
-        ledger.touched = set()
-    return dump_main(ledger), hours
+def begin(ledger: Ledger) -> tuple[bytes, Iterator[Sequence[Row]]]:
+    """Begin a checkpoint of the ledger as it is now: (core, slices of its changed rows). The slices are encoded when
+    they are asked for, and must be used up before the next checkpoint begins."""
+    return dump_core(ledger), ledger.changes.begin(partial(_encoded, ledger))
 
 
-def dump_main(ledger: Ledger) -> bytes:
-    return _packed(
-        {
-            "version": VERSION,
-            **{name: getattr(ledger, name) for name in _NUMBERS},
-            "group": ledger.group,
-            "cursor": ledger.cursor,
-            "sweep": ledger.sweep,
-            "named": sorted(ledger.named.items()),
-            "settings": ledger.settings.to_map(),
-            "topics": [_dump_topic(topic) for topic in ledger.topics.all],
-            "grants": [_dump_grant(grant) for grant in ledger.grants.values()],
-            "requests": [[consumer, list(map(list, r.items()))] for consumer, r in ledger.requests.items()],
-            "incarnations": sorted(ledger.incarnations.items()),
-            "retired": _dump_bits(ledger.retired, True),
-            **access.dump(ledger),
-            **({"jobs": [ledger.jobs_begun, *map(_dump_job, ledger.jobs.values())]} if ledger.jobs else {}),
-            **({"schedules": list(astuple(ledger.schedules))} if ledger.schedules != ScheduleCounts() else {}),
-            **({"grouped_dead": ledger.grouped_dead} if ledger.grouped_dead else {}),
-            **({"unique_count": ledger.unique_count} if ledger.unique_count else {}),
-            **({"filled_copies": ledger.filled_copies} if ledger.filled_copies else {}),
-            **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
-        }
+def dump(ledger: Ledger) -> tuple[bytes, dict[bytes, list[tuple[bytes, bytes]]]]:
+    """Encode the whole ledger: (core, all rows). Equal ledgers give equal bytes, for comparing replicas; slow."""
+    rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for table, keys in zip(TABLES, _keys(ledger), strict=True):
+        encoded = [_encoded(ledger, table, key, canonical=True) for key in keys]
+        rows[table] = sorted((key, value) for _, key, value in encoded if value is not None)
+    return dump_core(ledger), rows
+
+
+def noted(ledger: Ledger) -> list[Row]:
+    """Encode the rows that the next checkpoint would write; for checks."""
+    return [_encoded(ledger, table, key) for table in TABLES for key in ledger.changes.keys(table)]
+
+
+def _keys(ledger: Ledger) -> tuple[Iterable[Key], ...]:
+    audit = [entry.number for entry in ledger.audit.entries]
+    return range(len(ledger.topics.all)), ledger.grants, ledger.jobs, ledger.tokens, audit, ledger.hours
+
+
+def _encoded(ledger: Ledger, table: bytes, key: Key, *, canonical: bool = False) -> Row:
+    """Encode a row in its present state. canonical: equal states of hours give equal bytes."""
+    value = _value(ledger, table, key)
+    return table, _KEYS[table](key), None if value is None else (encode_canonical if canonical else encode)(value)
+
+
+def _value(ledger: Ledger, table: bytes, key: Key) -> Any:
+    """The values in a row; None if there is no such row."""
+    if table == TOPICS:
+        return _TOPIC.values(ledger.topics[key])
+    if table == GRANTS:
+        if (grant := ledger.grants.get(key)) is None:
+            return None
+        remembered = ledger.requests.get(grant.consumer, {}).get(grant.request_id) == grant.key
+        return remembered, _GRANT.values(grant)
+    if table == TOKENS:
+        return ledger.tokens.get(key)
+    if table == AUDIT:
+        kept = ledger.audit.entries
+        return kept[key - kept[0].number] if kept and kept[0].number <= key <= kept[-1].number else None
+    if table == JOBS:
+        return None if (job := ledger.jobs.get(key)) is None else _JOB.values(job)
+    return None if (hour_state := ledger.hours.get(key)) is None else _HOUR.values(hour_state)
+
+
+def dump_core(ledger: Ledger) -> bytes:
+    """Encode what does not grow with use."""
+    return encode_canonical(
+        Core(
+            **{name: getattr(ledger, name) for name in PLAIN},
+            version=VERSION,
+            settings=ledger.settings.to_map(),
+            named=dict(sorted(ledger.named.items())),
+            incarnations=dict(sorted(ledger.incarnations.items())),
+            audited=ledger.audit.count,
+            made={table: dict(sorted(by.items())) for table, by in sorted(ledger.made.items())},
+        )
     )
 
 
 def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
     """Encode the state of an hour. canonical: equal states give equal bytes, which is slower for large hours."""
-    seconds = hour_state.open_seconds
-    unfilled = [[number, _dump_bits(bits, canonical)] for number, bits in sorted(hour_state.unfilled.items())]
-    fills = [_dump_bits(hour_state.filled, canonical), unfilled] if hour_state.filled or unfilled else []
-    return _packed(
-        [
-            _dump_bits(hour_state.settled, canonical),
-            _dump_bits(hour_state.late, canonical),
-            [[event, _dump_bits(hour_state.others[event], canonical)] for event in sorted(hour_state.others)],
-            None if seconds is None else seconds.astype("<u4").tobytes(),
-            hour_state.returned,
-            hour_state.carried,
-            hour_state.retire_at,
-            hour_state.keyed,
-            hour_state.settled_at_ms,
-            _dump_bits(hour_state.topics, canonical),
-            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked or hour_state.results or fills else []),
-            *([hour_state.results] if hour_state.results or fills else []),
-            *fills,
-        ]
-    )
+    return (encode_canonical if canonical else encode)(_HOUR.values(hour_state))
 
 
-def _packed(value: Any) -> bytes:
-    blob: bytes = msgpack.packb(value)
-    return blob
+def load(ledger: Ledger, core: bytes, rows: Rows) -> None:
+    """Fill a new ledger, whose store, tables and names have the checkpoint's applied index. Errors: see `decode`."""
+    decode(ledger, core, rows)
+    ledger.store.set_clock(ledger.now_hour)
 
 
-def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
-    # Equal sets must give equal bytes: build the bitmap anew, as its inner form may depend on earlier changes.
-    packed = BitMap(bits.to_array()) if canonical else bits.copy()
-    packed.run_optimize()
-    return bytes(packed.serialize())
-
-
-def _dump_topic(topic: TopicState) -> list[Any]:
-    job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
-    later = _values(topic, _LATER)
-    while later and not later[-1]:
-        later.pop()
-    groups = [_values(topic, _GROUPS)] if topic.group_rows or later else []
-    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups, *later]
-
-
-def _dump_grant(grant: HeldGrant) -> list[Any]:
-    more = [sorted(grant.progress.items())] if grant.progress else []
-    return [*_values(grant, _GRANT), grant.rows.tobytes(), *more]
-
-
-def _dump_job(job: BulkJob) -> list[Any]:
-    return [pack_spec(job.spec), sorted(job.topics.items()), *_values(job, _JOB)]
-
-
-def _load_job(values: list[Any]) -> BulkJob:
-    spec, topics, *plain = values
-    job = BulkJob(spec=unpack_spec(spec), topics=dict(topics), **dict(zip(_JOB, plain, strict=True)))
-    hour, index = job.cursor
-    job.cursor = (hour, index)
-    return job
-
-
-def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
-    return [getattr(of, name) for name in names]
-
-
-def _load_topic(values: list[Any]) -> TopicState:
-    plain, (job, marks, *more) = values[: len(_TOPIC)], values[len(_TOPIC) :]
-    topic = TopicState(**dict(zip(_TOPIC, plain, strict=True)))
-    if more:
-        topic.group_rows, topic.grouped, topic.blocked = more[0]
-        for name, value in zip(_LATER, more[1:], strict=False):
-            setattr(topic, name, value)
-    if job is not None:
-        topic.redrive = RedriveJob(*job)
-        died_ms, first_id = topic.redrive.after
-        topic.redrive.after = (died_ms, first_id)
-    topic.marks = [PurgeMark(*mark) for mark in marks]
-    return topic
-
-
-def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new ledger, whose store, tables and names have the checkpoint's applied index. Raises FatalError for blobs
-    of another version, and OSError for disk errors; checksums were verified before."""
+def decode(ledger: Ledger, core: bytes, rows: Rows) -> None:
+    """Fill a new ledger, without using its store, tables and names. Raises FatalError for bytes of another version, and
+    OSError for disk errors; checksums were verified before."""
     try:
-        _fill(ledger, _whole(main), hours)
-        ledger.touched = set()
+        _fill(ledger, _read_core(core, ledger.group), rows)
     except (HadelayError, OSError):
         raise
     except Exception as error:  # decoders of numbers, bitmaps and arrays raise errors of many types
         raise _unreadable(f"{type(error).__name__}: {error}") from error
 
 
-def _whole(main: bytes) -> dict[str, Any]:
-    try:
-        whole = msgpack.unpackb(main, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise _unreadable(str(error)) from error
-    if not isinstance(whole, dict):
-        raise FatalError(f"the checkpoint's state is not a MessagePack map; {WAY_OUT}")
-    return whole
-
-
 def _unreadable(why: str) -> FatalError:
     return FatalError(f"the checkpoint's state can't be read ({why}); {WAY_OUT}")
 
 
-def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
-    if whole["version"] != VERSION or whole["level"] > FEATURE_LEVEL or whole["group"] != ledger.group:
+def _read_core(core: bytes, group: int) -> Core:
+    head = _decode_head(core)
+    if head.version != VERSION or head.level > version.FEATURE_LEVEL or head.group != group:
         raise FatalError(
-            f"the checkpoint has version {whole['version']}, level {whole['level']} and group {whole['group']}; "
-            f"this program reads version {VERSION} and level {FEATURE_LEVEL} at most, and the node is of group "
-            f"{ledger.group}: use a newer hadelay, or the data directory of this node"
+            f"the checkpoint has version {head.version}, level {head.level} and group {head.group}; this program reads "
+            f"version {VERSION} and level {version.FEATURE_LEVEL} at most, and the node is of group {group}: use a "
+            "newer hadelay, or the data directory of this node"
         )
-    for name in _NUMBERS:
-        setattr(ledger, name, whole[name])
-    ledger.cursor, ledger.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
-    ledger.named = dict(whole["named"])
-    ledger.settings = Settings.from_map(whole["settings"])
-    ledger.topics = TopicBook()
-    for values in whole["topics"]:
-        ledger.topics.add(_load_topic(values))
-    ledger.incarnations = dict(whole["incarnations"])
-    ledger.members_index, *members = whole.get("members", [0])
-    ledger.members = tuple(Member(*member) for member in members)
-    ledger.jobs_begun, *jobs = whole.get("jobs", [0])
-    ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
-    ledger.fills = {
-        number: job
-        for job in ledger.jobs.values()
-        if job.spec.action == "fill" and not job.ended_ms
-        for number in job.topics
-    }
-    ledger.filled_copies = whole.get("filled_copies", 0)
-    access.load(ledger, whole)
-    ledger.schedules = ScheduleCounts(*whole.get("schedules", ()))
-    ledger.grouped_dead, ledger.unique_count = whole.get("grouped_dead", 0), whole.get("unique_count", 0)
-    ledger.retired = BitMap.deserialize(whole["retired"])
-    ledger.ttl_from = ledger.unique_from = b""
-    ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
-    grants = [
-        HeldGrant(
-            **dict(zip(_GRANT, values, strict=False)),
-            rows=np.frombuffer(values[len(_GRANT)], HELD).copy(),
-            progress=dict(*values[len(_GRANT) + 1 :]),
-        )
-        for values in whole["grants"]
-    ]
-    ledger.grants = {grant.key: grant for grant in grants}
-    ledger.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
-    for grant in grants:
-        held = grant.rows[grant.rows["open"] == 1]
-        for hour, where in groups(held["hour"]):
-            ledger.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
-    ledger.store.set_clock(ledger.now_hour)
+    return _decode_core(core)  # type: ignore[no-any-return]
 
 
-def for_new_cluster(main: bytes, group: int) -> bytes:
-    """Adapt a checkpoint to a cluster restored from a backup: new group number, no added members, no incarnations."""
-    whole = _whole(main)
-    whole.pop("members", None)
-    return _packed(whole | {"group": group, "incarnations": []})
+def _fill(ledger: Ledger, core: Core, rows: Rows) -> None:
+    for name in PLAIN:
+        setattr(ledger, name, getattr(core, name))
+    ledger.named, ledger.incarnations = core.named, core.incarnations
+    ledger.settings = Settings.from_map(core.settings)
+    ledger.made = {table: Counter(by) for table, by in core.made.items()}
+    ledger.ttl_from = ledger.unique_from = ledger.batchend_from = b""
+    ledger.changes = changes = ChangedRows()
+    ledger.topics = TopicBook(changes)
+    for _, row in rows.get(TOPICS, ()):
+        ledger.topics.add(_TOPIC.load(row))
+    ledger.hours = {int.from_bytes(key, "big"): load_hour(row) for key, row in rows.get(HOURS, ())}
+    grants = [_decode_grant(row) for _, row in rows.get(GRANTS, ())]
+    for remembered, grant in sorted(((known, OpenGrant(*values)) for known, values in grants), key=_by_number):
+        _load_grant(ledger, grant, remembered)
+    ledger.jobs = {}
+    for _, row in rows.get(JOBS, ()):
+        job = _JOB.load(row)
+        job.watch(partial(changes.note, JOBS, job.number))
+        ledger.jobs[job.number] = job
+    running = [job for job in ledger.jobs.values() if job.spec.action == "fill" and not job.ended_ms]
+    ledger.fills = {number: job for job in running for number in job.topics}
+    tokens = [_decode_token(row) for _, row in rows.get(TOKENS, ())]
+    access.set_tokens(ledger, {token.id: token for token in sorted(tokens, key=lambda token: token.created_at_ms)})
+    ledger.audit = Audit(core.audited, [_decode_audit(row) for _, row in rows.get(AUDIT, ())])
+    changes.clear()
 
 
-def _load_hour(blob: bytes) -> HourState:
-    settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics, *more = msgpack.unpackb(blob)
-    hour_state = HourState()
-    hour_state.settled, hour_state.late, hour_state.topics = map(BitMap.deserialize, (settled, late, topics))
-    hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
-    if seconds is not None:
-        hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
-    hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
-    hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
-    if more:
-        hour_state.blocked = BitMap.deserialize(more[0])
-        hour_state.results = more[1] if len(more) > 1 else 0
-        if len(more) > 2:
-            hour_state.filled = BitMap.deserialize(more[2])
-            hour_state.unfilled = {number: BitMap.deserialize(bits) for number, bits in more[3]}
-    return hour_state
+def _by_number(known: tuple[bool, OpenGrant]) -> int:
+    return known[1].number
+
+
+def _load_grant(ledger: Ledger, grant: OpenGrant, remembered: bool) -> None:
+    grant.watch(partial(ledger.changes.note, GRANTS, grant.key))
+    ledger.grants[grant.key] = grant
+    if remembered:
+        ledger.requests.setdefault(grant.consumer, {})[grant.request_id] = grant.key
+    leased = grant.rows[grant.rows["open"] == 1]
+    for hour, where in rows_by_value(leased["hour"]):
+        ledger.hours.setdefault(hour, HourState()).leased |= bitmap(leased["index"][where])
+
+
+def for_new_cluster(core: bytes, group: int, *, shard: bool = False) -> bytes:
+    """Adapt a core to a cluster restored from a backup: new group number, no added members, no incarnations. A cluster
+    with a shard map is suspended until the map is changed: other shards may have made topics of its names since.
+    shard: the cluster is one of several shards, even if the backup is from before its first map."""
+    try:
+        known = _decode_core(core)
+    except msgspec.MsgspecError as error:
+        raise _unreadable(str(error)) from error
+    shards = replace(known.shards, suspended=True) if shard or known.shards != ALONE else ALONE
+    return encode_canonical(replace(known, group=group, incarnations={}, members=(), members_index=0, shards=shards))
+
+
+def load_hour(row: bytes) -> HourState:
+    """Decode what `dump_hour` encoded; the leases of the hour are in the grants."""
+    return _HOUR.load(row)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from hadelay.codec.formats import I64, U32, Rows
 from hadelay.codec.linking import Heads
-from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.leases.grantrows import OpenGrant
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import Event
 
 
@@ -40,18 +40,22 @@ class HourStore(Protocol):
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None: ...
 
+    def set_clock(self, now_hour: int) -> None: ...
+
     # Methods that only apply calls:
 
     def append(
-        self, hours: int | I64, rows: Rows, blob: bytearray,
-        headers: Rows | None = None, copies: NDArray[np.bool_] | None = None,
-    ) -> U32: ...  # fmt: skip
+        self,
+        hours: int | I64,
+        rows: Rows,
+        blob: bytearray,
+        headers: Rows | None = None,
+        copies: NDArray[np.bool_] | None = None,
+    ) -> U32: ...
 
     def append_again(self, hour: int, rows: Rows) -> int: ...
 
     def append_events(self, hour: int, rows: Rows) -> int: ...
-
-    def set_clock(self, now_hour: int) -> None: ...
 
     def retire(self, hour: int) -> None: ...
 
@@ -104,10 +108,10 @@ class LedgerListener:
     def on_filed(self, hours: int | I64, rows: Rows) -> None:
         """Entries were filed. rows: complete INDEX rows. hours: the hour of all rows, or the hour of each row."""
 
-    def on_granted(self, grant: HeldGrant) -> None:
+    def on_granted(self, grant: OpenGrant) -> None:
         """A grant was applied. Its messages with grant.rows["open"] == 1 are leased."""
 
-    def on_extended(self, grant: HeldGrant) -> None: ...
+    def on_extended(self, grant: OpenGrant) -> None: ...
 
     def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
         """These entries were settled as ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""

@@ -7,39 +7,64 @@ Law 3: apply never raises for bad input; a refusal is a value. Errors that apply
        level that this code does not have) must stop the node: going on would make the replicas differ.
 Law 4: never iterate a set of strings: hashing differs between processes, so replicas would disagree.
 Law 5: nothing is kept in memory per waiting message. Entries live in the hours' files; the ledger has bitmaps of
-       settled entries, held grants, and counters.
+       settled entries, open grants, and counters.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from pyroaring import BitMap
 
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
-from hadelay.ledger.bulkjob import BulkJob
-from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.hourstate import HourState
+from hadelay.ledger.changedrows import HOURS, ChangedRows
+from hadelay.ledger.hours.hourstate import HourState
+from hadelay.ledger.jobs.bulkjob import BulkJob
+from hadelay.ledger.leases.grantrows import OpenGrant
 from hadelay.ledger.ports import HourStore, LedgerListener, NameStore, TableStore
-from hadelay.ledger.topics import TopicBook, TopicState
+from hadelay.ledger.topics.topics import TopicBook, TopicState
 from hadelay.members import Members
 from hadelay.model import HOUR_MS, NONE32, Event
 from hadelay.rights import Audit, Token
 from hadelay.settings.cluster import Settings
+from hadelay.settings.shardmap import ALONE, Shards
 from hadelay.version import FIRST_LEVEL
 
+#: Part of a reason that differs from failure to failure: a word with a digit, such as a number or an id.
+_VARIABLE = re.compile(r"[A-Za-z0-9_-]*[0-9][A-Za-z0-9_-]*")
+#: Reason of failures whose own text got no number, because the limit of reasons is reached.
+OTHER_REASONS = "(other reasons)"
+#: Kind of names → parts of a name that differ from one to the next, and name in histories for all beyond the limit.
+OTHERS = {
+    REASON: (_VARIABLE, OTHER_REASONS),
+    CONSUMER: (re.compile(r"[A-Za-z0-9]*[0-9][A-Za-z0-9]*"), "(other consumers)"),
+}
 #: Node number in dispatch log entries of events that were not caused by a request to a node.
 NO_NODE = 0xFF
 
 
 @dataclass(slots=True)
 class ScheduleCounts:
-    """Counts over all schedules; the schedules are in tables (ledger/schedules.py)."""
+    """Counts over all schedules; the schedules are in tables (ledger/schedules/schedules.py)."""
 
     count: int = 0
     #: Size of the templates (messages to publish) of all schedules, in bytes.
     bytes: int = 0
     #: Newest version of the IANA time zone data, such as 2026f, with which every schedule was computed.
     tzdata: str = ""
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """Counts over all batches, which are in tables (ledger/batches)."""
+
+    count: int = 0
+    #: Number of batches ever opened, which is the number of the last one.
+    opened: int = 0
+    #: Number of BATCH_CANCELs that left unsettled members; and how many of them, the first ones, had all their waiting
+    #: members cancelled.
+    cancels: int = 0
+    searched: int = 0
 
 
 class Ledger:
@@ -57,20 +82,34 @@ class Ledger:
         self.chain = 0
         #: The feature level that the cluster has switched to.
         self.level = FIRST_LEVEL
-        #: Dispatch cursor: hour, second of the hour, localIndex. A new leader hands out nothing before this second; the
-        #: localIndex is only shown to users (ADR 191).
+        #: Dispatch cursor: hour, second of the hour, localIndex. A new leader resumes at this second (ADR 191).
         self.cursor = (0, 0, 0)
-        self.topics = TopicBook()
+        #: Due times, as ranges in Unix ms, of messages that earlier leaders may have handed out without a record; as of
+        #: the beginning of the last applied entry's term (ledger/leases/suspects.py).
+        self.suspects: tuple[tuple[int, int], ...] = ()
+        #: Rows that the next checkpoint writes (ledger/checkpoint.py).
+        self.changes = ChangedRows()
+        self.topics = TopicBook(self.changes)
         self.hours: dict[int, HourState] = {}
-        self.grants: dict[tuple[int, int], HeldGrant] = {}
-        #: Consumer → request id → (term, seq) of the grant, as long as the grant is held.
+        self.grants: dict[tuple[int, int], OpenGrant] = {}
+        #: Number of grants ever made.
+        self.granted = 0
+        #: Consumer → request id → (term, seq) of the grant, as long as the grant is open.
         self.requests: dict[str, dict[bytes, tuple[int, int]]] = {}
         self.incarnations: dict[str, int] = {}
         #: Members from the log entry at `members_index`; () as long as the cluster has the members it was founded with.
         self.members: Members = ()
         self.members_index = 0
+        #: The shard map; ALONE for a cluster without one. A change replaces the object, so that caches notice it.
+        self.shards: Shards = ALONE
         #: Whether MEMBERS is the only command of the entry that is being applied.
         self.changes_members = False
+        #: Name of the token whose request the present command is; "" without one (ledger/limits/shares.py).
+        self.by = ""
+        #: Name of a shared table → name of a token → number of rows that requests with such tokens made.
+        self.made: dict[str, Counter[str]] = {}
+        #: Names of tokens without a share: all tokens of the name have the scope admin. Derived from `tokens`.
+        self.admins: frozenset[str] = frozenset()
         self.retired = BitMap()
         #: Position from which SWEEP continues: (hour, globalIndex).
         self.sweep = (0, 0)
@@ -81,26 +120,28 @@ class Ledger:
         #: Number of rows of the table `uniq`; and key of `uniqend` where the search for ended periods begins. The key
         #: is not in checkpoints: b"" is correct, only slower.
         self.unique_count, self.unique_from = 0, b""
-        #: Numbers of callbacks, by what became of them, since this object was made; not in checkpoints.
+        #: Key up to which BATCHES has finished the table `batchend`. Not in checkpoints: b"" is correct, only slower.
+        self.batchend_from = b""
+        #: Numbers of callbacks by outcome, since this object was made; not in checkpoints.
         self.callbacks: Counter[str] = Counter()
         #: Numbers of topics and schedules that ended by themselves, since this object was made; not in checkpoints.
         self.topics_expired = self.schedules_finished = 0
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
-        self.audit, self.schedules = Audit(), ScheduleCounts()
+        self.audit, self.schedules, self.batches = Audit(), ScheduleCounts(), BatchCounts()
+        #: Numbers of batches whose last member the command settled that is being applied.
+        self.complete: list[int] = []
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
         self.jobs: dict[int, BulkJob] = {}
         self.jobs_begun = 0
         #: Running fills by number of the topic whose messages they copy; and number of copies that fills have made and
-        #: that are kept (ledger/fills.py).
+        #: that are kept (ledger/messages/fills.py).
         self.fills: dict[int, BulkJob] = {}
         self.filled_copies = 0
-        #: Number of dead letters with a group (ledger/messagegroups.py).
+        #: Number of dead letters with a group (ledger/groups/messagegroups.py).
         self.grouped_dead = 0
         #: Number of names that have a number, by kind: consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
-        #: Hours that changed since the last dump (ledger/checkpoint.py).
-        self.touched: set[int] = set()
 
     @property
     def now_hour(self) -> int:
@@ -108,15 +149,15 @@ class Ledger:
 
     def hour_state(self, hour: int) -> HourState:
         """State of an hour for a change, created if missing; puts the hour into the next checkpoint."""
-        self.touched.add(hour)
+        self.changes.note(HOURS, hour)
         if hour not in self.hours:
             self.hours[hour] = HourState()
         return self.hours[hour]
 
     def retire_hour(self, hour: int) -> None:
+        self.changes.note(HOURS, hour)
         self.store.retire(hour)
         self.retired.add(hour)
-        self.touched.add(hour)
         self.hours.pop(hour, None)
 
     def number_of(self, kind: int, name: str) -> int:
@@ -131,10 +172,26 @@ class Ledger:
             REASON: (self.settings.max_reasons, NONE32),
         }
         limit, beyond = limits[kind]
+        if kind in OTHERS and self.named[kind] >= limit // 2:
+            return self._shared_name(kind, name, limit)
         if self.named[kind] >= limit:
             return beyond
         self.named[kind] += 1
         return self.names.register(kind, name)
+
+    def _shared_name(self, kind: int, text: str, limit: int) -> int:
+        """Number of a reason or consumer that is new although half of all numbers are in use: texts that differ only in
+        numbers and ids share one, and the last number stands for all further texts, so that histories have no gaps."""
+        variable, others = OTHERS[kind]
+        shared = variable.sub("#", text)
+        for name in (shared, others):
+            try:
+                return self.names.number(kind, name)
+            except KeyError:
+                if self.named[kind] < limit - (name is shared):
+                    self.named[kind] += 1
+                    return self.names.register(kind, name)
+        return NONE32
 
     def open_entries(self, hour: int) -> int:
         """Number of entries that wait or are leased, in O(1)."""
@@ -146,8 +203,8 @@ class Ledger:
         hour_state = self.hours.get(hour)
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
-    def held_by(self, consumer: str, request_id: bytes) -> HeldGrant | None:
-        """Grant of an earlier receive with this request id, if still held: the grant answers the repeated receive."""
+    def grant_for(self, consumer: str, request_id: bytes) -> OpenGrant | None:
+        """Grant of an earlier receive with this request id, if still open: the grant answers the repeated receive."""
         key = self.requests.get(consumer, {}).get(request_id)
         return self.grants[key] if key is not None else None
 
@@ -162,3 +219,11 @@ class Ledger:
             return self.topics[self.names.number(TOPIC, name)]
         except KeyError:
             return None
+
+    def end_job(self, job: BulkJob, *, stopped: bool = False) -> None:
+        """End a bulk job. The end of a fill releases the acked messages that were kept for the fill."""
+        job.ended_ms, job.stopped = self.now_ms, stopped
+        for topic in [number for number, fill in self.fills.items() if fill is job]:
+            self.fills = {number: fill for number, fill in self.fills.items() if number != topic}
+            for hour in [hour for hour, hour_state in self.hours.items() if topic in hour_state.unfilled]:
+                del self.hour_state(hour).unfilled[topic]

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import NO_REASON, REASON_BITS
-from hadelay.errors import DamagedFile, NotFound
+from hadelay.errors import Conflict, DamagedFile, NotFound
 from hadelay.model import NONE32, SEPARATOR, Event, hour_name
 from hadelay.pipeline.hourfiles import ROW, Bytes, HourFiles, Listing, NameMap, Rows, Store
 from hadelay.pipeline.schema import Options, hour_number
@@ -79,7 +79,7 @@ def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = No
     name = manifests.manifest_name(hour)
     try:
         data = archive.load(name)
-        found = manifests.decode_manifest(data)
+        found = manifests.decode_manifest(data, hour)
     except (FileNotFoundError, ValueError) as error:
         why = "" if isinstance(error, FileNotFoundError) else f" ({error})"
         where = archive.path(name)
@@ -111,6 +111,11 @@ class WithArchive:
         found = self.store.list()
         live = {files.hour for files in found.hours}
         hours, catalogue = manifests.manifest_hours(self.archive) - live, manifests.load_catalogue(self.archive)
+        if found.cluster and (other := catalogue.foreign(found.cluster)):
+            raise Conflict(
+                f"{self.archive.path('')} is an archive of cluster {other!r}, and the source is of {found.cluster!r}: "
+                "name the archive of this cluster"
+            )
         if not self.skip_torn and (lost := sorted(catalogue.hours.keys() - hours - live)):
             shown = ", ".join(map(hour_name, lost[:5])) + (", …" if len(lost) > 5 else "")
             raise NotFound(

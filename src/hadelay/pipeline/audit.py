@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hadelay.errors import NotFound
 from hadelay.model import hour_name
 from hadelay.pipeline.archived import KIND, LOST, difference
 from hadelay.pipeline.jobs import AuditOptions, JobSummary
@@ -29,19 +30,30 @@ def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> JobSu
     where = absolute(options.out)
     location = Location(where)
     there, catalogue = manifests.manifest_hours(location), manifests.load_catalogue(location)
-    hours = sorted(hour for hour in there | catalogue.hours.keys() if within(hour, options.hour_from, options.hour_to))
+    kinds = {kind: location.list(kind) or [] for kind in KIND.values()}
+    stored = {hour for names in kinds.values() for name in names if (hour := _hour_of(name)) is not None}
+    known = sorted(there | catalogue.hours.keys() | stored)
+    hours = [hour for hour in known if within(hour, options.hour_from, options.hour_to)]
+    if (options.hour_from or options.hour_to) and not hours:
+        extent = f"the first is {hour_name(known[0])}, the last {hour_name(known[-1])}" if known else "there are none"
+        raise NotFound(f"--hour-from, --hour-to: no archived hour is in this range; {extent}")
     found = each(spark, partial(audit_hour, where, catalogue), hours, progress)
     lost = not catalogue.names and any(hour["version"] > 1 for hour in found)
-    problem = f"{location.path('_catalogue')}: {LOST}" if lost else ""
+    problems = [f"{location.path('_catalogue')}: {LOST}"] if lost else []
+    foreign = [f"{kind}/{name}" for kind, names in kinds.items() for name in names if _is_foreign(name)]
+    if foreign:
+        problems.append(f"{location.path(foreign[0])} is no hour, and readers of the directory count its rows: move it")
+    problem = "; ".join(problems)
     whole = [hour for hour in found if hour["status"] == "ok"]
     messages, events = (sum(hour[kind] for hour in whole) for kind in KIND.values())
     summary = JobSummary("audit", messages=messages, events=events, hours=found, problem=problem)
     said = f"{len(whole):,} of {len(found):,} archived hours are ok: {messages:,} messages, {events:,} events"
     return summary.show(
-        [hour for hour in found if hour["status"] != "ok"], "hour status version messages events detail",
+        [hour for hour in found if hour["status"] != "ok"],
+        "hour status version messages events detail",
         *filter(None, (said, problem)),
-        failed=lost or any(hour["status"] in ("damaged", "missing") for hour in found),
-    )  # fmt: skip
+        failed=bool(problem) or any(hour["status"] in ("damaged", "missing") for hour in found),
+    )
 
 
 def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
@@ -52,16 +64,17 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
     }  # fmt: skip
     try:
         data = location.load(name)
-        manifest = manifests.decode_manifest(data)
+        manifest = manifests.decode_manifest(data, hour)
     except FileNotFoundError:
-        assert listed is not None
+        if listed is None:
+            return found | _without_manifest(location, hour)
         found |= {"messages": listed["messages"], "events": listed["events"]}
         return found | {"status": "missing", "detail": f"{location.path(name)} is missing; the catalogue names it"}
     except ValueError as error:
         return found | {"status": "damaged", "detail": f"{location.path(name)}: {error}"}
     found |= {"version": manifest["version"], "bytes": sum(part["bytes"] for part in manifest["files"])}
     found |= {kind: manifests.rows(manifest, kind) for kind in KIND.values()}
-    problems = [f"{location.path(name)} {problem}" for problem in _of_manifest(manifest, hour)]
+    problems = [f"{location.path(name)} {problem}" for problem in _of_manifest(manifest)]
     if listed is not None and not catalogue.lists(hour, data):
         problems.insert(0, f"{location.path(name)} is not the one that the catalogue names")
     for kind in KIND.values():
@@ -74,11 +87,32 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
     return found
 
 
-def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
+def _hour_of(name: str) -> int | None:
+    return manifests.hour_of(name.removeprefix("hour=")) if name.startswith("hour=") else None
+
+
+def _is_foreign(name: str) -> bool:
+    return name[0] not in "._" and _hour_of(name) is None
+
+
+def _without_manifest(location: Location, hour: int) -> dict[str, Any]:
+    """Judge an hour that has directories, and neither a manifest nor a place in the catalogue."""
+    name = hour_name(hour)
+    names = [
+        f"{kind}/hour={name}/{file}" for kind in KIND.values() for file in location.list(f"{kind}/hour={name}") or ()
+    ]
+    files = [file for file in names if file.rpartition("/")[2][0] not in "._"]
+    if any(lease.startswith(f"{name}.") for lease in location.list("_lease") or ()):
+        return {"status": "unfinished", "detail": "a run of archive writes it, or was interrupted"}
+    if not files:
+        return {"status": "unfinished", "detail": "a run of archive was interrupted before it wrote a file"}
+    what = "has no manifest; readers of the directory count its rows: archive the hour again, or move the file away"
+    return {"status": "damaged", "detail": f"{location.path(files[0])} {what}"}
+
+
+def _of_manifest(manifest: HourManifest) -> list[str]:
     """Describe each contradiction within an hour's manifest."""
     found = []
-    if manifest["hour"] != hour_int(hour):
-        found.append(f"is of hour {manifest['hour']}")
     source = manifests.source_of(manifest)
     rows = tuple(manifests.rows(manifest, kind) for kind in KIND.values())
     if manifest["version"] > 1 and (source is None or rows != source[:2]):

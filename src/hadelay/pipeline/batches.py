@@ -18,15 +18,13 @@ from hadelay.codec import meta
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, nack_reason
 from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
-from hadelay.model import DEAD_HOURS, NONE32, Event
+from hadelay.model import DEAD_HOURS, MOVES, NONE32, Event
 from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_ints, ids, instants, without
 from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, damage, events_of, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
 #: Columns with few different values; `read` returns them as dictionaries on request.
-CODED = frozenset(
-    ("topic", "subscription", "state", "content_type", "event", "consumer", "node", "reason", "schedule")
-)  # fmt: skip
+CODED = frozenset(("topic", "subscription", "state", "content_type", "event", "consumer", "node", "reason", "schedule"))
 #: Maximum size of the records per batch, in bytes.
 _BATCH_BYTES = 64 << 20
 #: Maximum gap, in bytes, between two records read in one piece: reading the gap is cheaper than another request.
@@ -38,11 +36,11 @@ _SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
 _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
 #: Number of an entry's last event → state of the entry; "" if the entry waits. Events follow each other in the order of
 #: their numbers, so the last event has the largest number.
-_STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
+_STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
 # The name of event n is at position n - 1: event numbers start at 1
 _EVENT_NAMES = [event.name.lower() for event in Event]
-_IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
+_IS_MOVE = np.isin(np.arange(256), MOVES)
 
 
 def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False, required: Container[str] = ()) -> pa.Schema:
@@ -71,9 +69,14 @@ def splits(listing: Listing, options: Options, *, even: bool = False) -> list[Sp
 
 
 def read(
-    store: Store, options: Options, columns: Sequence[str], split: Split, *, as_codes: bool = False,
+    store: Store,
+    options: Options,
+    columns: Sequence[str],
+    split: Split,
+    *,
+    as_codes: bool = False,
     required: Container[str] = (),
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+) -> Iterator[pa.RecordBatch]:
     """Read the selected topics' rows of a split as record batches. Raises DamagedFile with file, hour and entry; with
     onTorn=skip, damaged rows are omitted.
 
@@ -205,6 +208,7 @@ _MESSAGE_COLUMNS: dict[str, Callable[[_MessageBatch], Any]] = {
     "tags": lambda b: b.of_meta(lambda m: m.tags, "ARRAY<STRING>"),
     "meta": lambda b: b.of_meta(lambda m: list(m.meta.items()), "MAP<STRING,STRING>"),
     "group": lambda b: b.of_meta(lambda m: m.group),
+    "batch": lambda b: b.of_meta(lambda m: m.batch),
     "schedule": lambda b: b.of_meta(lambda m: m.sch).dictionary_encode(),
     "occurrence": lambda b: b.of_meta(lambda m: m.oc * 1000 if m.sch else None, "TIMESTAMP"),
     "forward": lambda b: b.of_meta(lambda m: list(m.fw.items()) or None, "MAP<STRING,STRING>"),

@@ -18,7 +18,18 @@ from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.archived import KIND, WithArchive, parts
 from hadelay.pipeline.audit import problem_of
-from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, NameMap, Rows, Store, damage, find_damage, rows
+from hadelay.pipeline.hourfiles import (
+    ROW,
+    WAY_OUT,
+    HourFiles,
+    NameMap,
+    Rows,
+    Store,
+    damage,
+    find_damage,
+    find_misfiled,
+    rows,
+)
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
 
@@ -30,9 +41,13 @@ _NO_NODE = 0xFF
 
 
 def check(
-    spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES,
+    spark: Any,
+    store: Store,
+    hours: Sequence[HourFiles],
+    options: Options,
+    suffixes: Sequence[str] = SUFFIXES,
     progress: Progress = silent,
-) -> None:  # fmt: skip
+) -> None:
     """Check files of hours. Raises DamagedFile for the first damaged file. With onTorn=skip, no file is checked: jobs
     read all readable rows."""
     if options.on_torn == "skip":
@@ -62,6 +77,8 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
                 what = "every part verifies, but the file's checksum differs from the checkpoint's"
                 said = f"hour {hour_name(files.hour)}: {what}; {WAY_OUT}"
                 return DamagedFile(store.where(files, suffix), 0, said), True
+            if (error := find_misfiled(store, files, suffix)) is not None:
+                return error, False
             if suffix == "idx":
                 check_references(store, files, names, "idx")  # a copy's `names` file may be older than its entries
     except DamagedFile as error:
@@ -99,7 +116,7 @@ class _Missing(NamedTuple):
     #: Description of the problem, with a placeholder for the row's number in `values`.
     what: str
     values: npt.NDArray[np.integer]
-    #: True if a name is missing, False if an entry is.
+    #: Whether the rows refer to a missing name; False: to a missing entry.
     name: bool = True
 
 

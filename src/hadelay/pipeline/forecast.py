@@ -1,8 +1,8 @@
 """Job: find the coming seconds in which more messages fall due than consumers can take, and give advice.
 
-Only published messages count. Consumers that take `threshold` messages per second need more time for a busier second:
-the forecast computes how late that makes messages, and the jitter that avoids it. Jitter is a random time that the
-publisher adds to deliver_at.
+Published messages count, and those that schedules will publish. Consumers that take `threshold` messages per second
+need more time for a busier second: the forecast computes how late that makes messages, and the jitter that avoids it.
+Jitter is a random time that the publisher adds to deliver_at.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hadelay.pipeline import page, timing
+from hadelay.pipeline import occurrences, page, timing
 from hadelay.pipeline.hourfiles import NameMap, Rows
 from hadelay.pipeline.jobs import ForecastOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
@@ -36,8 +36,10 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
     # Read past hours, too: their waiting messages are overdue.
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress, options.hours)
     now = -(-as_of_ms // 1000)
-    found = timing.of_topics(timing.merged(parts), options, names)
+    found = timing.merged(parts)
     found = found[(found["waiting"] > 0) & (found["second"] < now + options.hours * 3600)]
+    planned, names, missing = occurrences.coming(options.source, names, now, now + options.hours * 3600)
+    found = timing.merged([found, planned])
     overdue = int(found["waiting"][found["second"] < now].sum())
     found = found[found["second"] >= now]
     whole = timing.summed(found, ("second",))
@@ -48,12 +50,23 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
     clear_at = None if drained.clear is None else timing.instant(now + drained.clear)
     table = _hours(whole, options.threshold)
     summary = JobSummary(
-        "forecast", as_of_ms=as_of_ms, threshold=options.threshold, coming=int(counts.sum()), overdue=overdue,
-        hot_seconds=len(hot), hot=_hottest(found, names, counts, hot, now), table=table, backlog=drained.backlog,
-        wait_s=round(drained.wait_s, 1), clear_at=clear_at,
-        jitter_s=jitter(counts, options.threshold), catch_up_rate=max(0, int(room)) if overdue else None, advice=[],
-    )  # fmt: skip
-    summary["advice"] = _advice(summary)
+        "forecast",
+        as_of_ms=as_of_ms,
+        threshold=options.threshold,
+        coming=int(counts.sum()),
+        of_schedules=int(planned["waiting"].sum()),
+        overdue=overdue,
+        hot_seconds=len(hot),
+        hot=_hottest(found, names, counts, hot, now),
+        table=table,
+        backlog=drained.backlog,
+        wait_s=round(drained.wait_s, 1),
+        clear_at=clear_at,
+        jitter_s=jitter(counts, options.threshold),
+        catch_up_rate=max(0, int(room)) if overdue else None,
+        advice=[],
+    )
+    summary["advice"] = [*_advice(summary), *([f"Not all is known: {missing}."] if missing else [])]
     summary.write(options.out, options.out and report(summary, counts, now))
     columns, failed = "hour messages peak peak_at hot_seconds", options.fail and len(hot) > 0
     return summary.show(table, columns, *summary.advice, failed=failed)
@@ -62,13 +75,13 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
 def _hottest(found: Rows, names: NameMap, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
     """List the busiest seconds: second (UTC), number of messages, and the three largest topics. hot: seconds as offsets
     from `now`."""
-    told = []
+    rows = []
     for at in hot[np.argsort(-counts[hot], kind="stable")][:_LISTED].tolist():
         some = found[found["second"] == now + at]
         some = some[np.argsort(-some["waiting"], kind="stable")][:3]
         topics = {names.topic(row["topic"]): int(row["waiting"]) for row in some}
-        told.append({"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics})
-    return told
+        rows.append({"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics})
+    return rows
 
 
 def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
@@ -77,9 +90,9 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
     for hour in np.unique(hours).tolist():
         some = whole[hours == hour]
         at = int(some["waiting"].argmax())
-        told: dict[str, Any] = {"hour": hour_int(hour), "messages": int(some["waiting"].sum())}
-        told |= {"peak": int(some["waiting"][at]), "peak_at": timing.instant(int(some["second"][at]))}
-        found.append(told | {"hot_seconds": int((some["waiting"] > threshold).sum())})
+        figures: dict[str, Any] = {"hour": hour_int(hour), "messages": int(some["waiting"].sum())}
+        figures |= {"peak": int(some["waiting"][at]), "peak_at": timing.instant(int(some["second"][at]))}
+        found.append(figures | {"hot_seconds": int((some["waiting"] > threshold).sum())})
     return found
 
 
@@ -156,21 +169,25 @@ def report(summary: JobSummary, counts: Counts, first: int) -> str:
     rows = [row | {"topics": ", ".join(f"{n or '?'} {c:,}" for n, c in row["topics"].items())} for row in summary.hot]
     parts = [
         page.section(
-            "What is coming", f"{summary.coming:,} messages known by now; the busiest second of each stretch (UTC).",
+            "What is coming",
+            f"{summary.coming:,} messages known by now, {summary.of_schedules:,} of them of "
+            "schedules; the busiest second of each stretch (UTC).",
             page.plot(
                 lambda at: timing.instant(first + at)[5:], {"due": counts}, unit="messages/s", limit=summary.threshold
             ),
         ),
         page.section(
-            "Hour by hour", "Times are UTC.",
+            "Hour by hour",
+            "Times are UTC.",
             page.table(summary.table, ("hour", "messages", "peak", "peak_at", "hot_seconds")),
         ),
-    ]  # fmt: skip
+    ]
     if rows:
         parts.append(
             page.section(
-                "Hot seconds", f"More than {summary.threshold:,}; the hottest first.",
+                "Hot seconds",
+                f"More than {summary.threshold:,}; the hottest first.",
                 page.table(rows, ("second", "messages", "topics")),
             )
-        )  # fmt: skip
+        )
     return page.page("Forecast", lead, parts)

@@ -21,7 +21,7 @@ from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RE
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import DEAD_HOURS, NONE32, SEPARATOR, hour_name, proves_record
+from hadelay.model import DEAD_HOURS, NONE32, SEPARATOR, Event, hour_name, proves_record
 from hadelay.storage.names import KINDS, decode_names
 
 Rows = npt.NDArray[np.void]
@@ -64,16 +64,18 @@ class Listing(NamedTuple):
     hours: list[HourFiles]
     #: Time at which the hours were listed, in Unix ms. The listing has everything that was committed before.
     as_of_ms: int
+    #: Id of the cluster; "" if the source does not tell it.
+    cluster: str = ""
 
     def encode(self) -> str:
-        return base64.b64encode(zlib.compress(msgpack.packb((self.hours, self.as_of_ms)))).decode()
+        return base64.b64encode(zlib.compress(msgpack.packb(tuple(self)))).decode()
 
     @classmethod
     def decode(cls, text: str) -> Listing:
         """Decode a listing that `encode` made. BadRequest for other text."""
         try:
-            hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
-            return cls([HourFiles(*hour) for hour in hours], as_of_ms)
+            hours, as_of_ms, *cluster = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
+            return cls([HourFiles(*hour) for hour in hours], as_of_ms, *cluster)
         except (ValueError, TypeError, zlib.error):
             raise BadRequest("option listing: the value was not made by Listing.encode") from None
 
@@ -124,7 +126,8 @@ class Half(NamedTuple):
 
     #: Distinct names.
     names: list[str]
-    #: By topic number, the position in `names`; NONE32: the queue has none. The last element is for other numbers.
+    #: For each topic number, the position of its name in `names`; NONE32 if its queue has no such part. The last
+    #: element stands for unknown topic numbers.
     at: npt.NDArray[np.uint32]
 
     @classmethod
@@ -165,7 +168,7 @@ def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, 
 
 def usable(
     store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False, skip: bool = False
-) -> tuple[Rows, npt.NDArray[np.bool_] | None]:  # fmt: skip
+) -> tuple[Rows, npt.NDArray[np.bool_] | None]:
     """Read the rows [start, stop): (rows, mask of usable rows; None: all). Without skip, a damaged row raises
     DamagedFile, as in `rows`."""
     dtype = ROW[suffix].dtype
@@ -185,7 +188,7 @@ def usable(
 
 def events_of(
     store: Store, files: HourFiles, first: int, last: int, *, verify: bool = False, skip: bool = False
-) -> Iterator[tuple[npt.NDArray[np.intp], Rows, npt.NDArray[np.uint32]]]:  # fmt: skip
+) -> Iterator[tuple[npt.NDArray[np.intp], Rows, npt.NDArray[np.uint32]]]:
     """Read the usable events of the entries [first, last), in pieces: (for each event, its entry's number minus
     `first`; the events; numbers of missing entries that events name)."""
     for start in range(0, files.events, _EVENTS_AT_ONCE):
@@ -264,6 +267,38 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
     return damage(store, files, "dsp", blamed, what)
 
 
+def find_misfiled(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
+    """Find the first row that verifies and cannot be of this hour, in a copy without a checkpoint: an entry that is due
+    later than it is filed, an event that ends a lease which its entry never had, or an event before the one in front of
+    it: files have events in the order of their times."""
+    index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)
+    if suffix == "idx" and files.hour < DEAD_HOURS:
+        early = index["deliver_at_ms"] // 1000 > np.int64(files.hour) * 3600 + index["second"]
+        if early.any():
+            n = int(early.argmax())
+            due = np.datetime64(int(index["deliver_at_ms"][n]), "ms")
+            return damage(store, files, "idx", n, f"it is due at {due}, and filed earlier: it is of another hour")
+    return _misfiled_event(store, files, index) if suffix == "dsp" else None
+
+
+def _misfiled_event(store: Store, files: HourFiles, index: Rows) -> DamagedFile | None:
+    events = store.read(files, "dsp", 0, files.length("dsp")).view(DISPATCH)
+    ends = np.isin(events["event"], (Event.ACKED, Event.NACKED, Event.LEASE_EXPIRED))
+    some = np.flatnonzero(ends & (events["previous"] == NONE32) & (events["index"] < len(index)))
+    # Leave out messages that were handed out before this entry: a late ack settles them without a lease of its own
+    of = index[events["index"][some]]
+    if len(wrong := some[(of["attempt"] == 0) & (of["flags"] >> 6 == 0)]):
+        n = int(wrong[0])
+        kind, entry = Event(int(events["event"][n])).name.lower(), events["index"][n]
+        return damage(store, files, "dsp", n, f"{kind}: entry {entry} was never leased: the .idx is of another copy")
+    if len(back := np.flatnonzero(np.diff(events["at_ms"]) < 0)):
+        n = int(back[0]) + 1
+        at, before = (np.datetime64(int(events["at_ms"][n - step]), "ms") for step in (0, 1))
+        what = f"its time is {at}, and the event before it is of {before}: events are in the order of their times"
+        return damage(store, files, "dsp", n, f"{what}, so one of the two is of another copy")
+    return None
+
+
 def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | None:
     """Find the first damaged record of a .log, or bytes that belong to no entry. index: rows of a sound .idx."""
     order = np.argsort(index["offset"], kind="stable")
@@ -279,7 +314,7 @@ def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | No
         record = data[at - start : at - start + size]
         what = check_record(record, size)
         first = decode_record(record).first_id if what is None else 0
-        if what is None and not proves_record(int(index["first_id"][n]), first, files.hour):
+        if what is None and not proves_record(int(index["first_id"][n]), first, files.hour, n):
             what = f"the record of another message stands here, {first:x}"
         if what is not None:
             said = f"hour {hour_name(files.hour)}, entry {n}: {what}; {WAY_OUT}"

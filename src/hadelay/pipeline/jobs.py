@@ -20,10 +20,11 @@ from hadelay.pipeline.schema import Options, option
 FACTS = {
     "archive": "as_of_ms hours",
     "audit": "messages events hours problem",
-    # Members of `forecast`. overdue: number of messages due and not handed out. hot: busiest seconds. backlog, wait_s,
-    # clear_at: longest queue, longest wait, and time at which the queue is empty, if consumers take `threshold`
-    # messages per second. jitter_s: null if more than an hour is needed. catch_up_rate: null if no message is overdue.
-    "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
+    # Members of `forecast`. of_schedules: number of messages in `coming` that schedules publish. overdue: number of
+    # messages due and not handed out. hot: busiest seconds. backlog, wait_s, clear_at: longest queue, longest wait, and
+    # time at which the queue is empty, if consumers take `threshold` messages per second. jitter_s: null if more than
+    # an hour is needed. catch_up_rate: null if no message is overdue.
+    "forecast": "as_of_ms threshold coming of_schedules overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
     # Members of `lateness`. overdue: number of messages due and not handed out, excluded from percentiles.
     # not_measured: number of hand-outs timed by their grant. Percentiles are exact below 1,024 ms, and at most 0.8 %
@@ -98,7 +99,7 @@ class JobOptions:
 class ReconcileOptions(JobOptions):
     """Check that every due message was delivered, once and on time. Exit code 1 if a message was lost."""
 
-    out: str = option("", "Directory for summary.json and offending.parquet, the messages with problems.")
+    out: str = option("", "Directory for summary.json, report.html and offending.parquet, the messages with problems.")
     engine: str = option("fast", "Always fast; the engine `exact` was removed.")
     late_ms: int = option(1_000, "Limit of lateness: later hand-outs count as late.")
     grace_ms: int = option(60_000, "Messages overdue for less count as pending.")
@@ -125,6 +126,9 @@ class ArchiveOptions:
     out: str = required("Directory that all workers see, or a URI such as s3://bucket/archive.")
     level: int = option(3, "Compression level of zstd.")
     new_catalogue: bool = option(False, "Rebuild a lost catalogue from the existing hours.")
+    force: bool = option(
+        False, "Archive also another cluster, or an hour of which the archive has more; its files are set aside."
+    )
 
     def __post_init__(self) -> None:
         if not self.out:

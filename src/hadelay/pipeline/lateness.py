@@ -2,7 +2,7 @@
 
 Only an entry's first hand-out counts; a retry has its own due time, and counts by it. A message is handed out when the
 leader has written the answer to its consumer. If the log does not say when that was, the time of the grant counts, and
-`not_measured`: hand-outs that were never settled, or made below feature level 3.
+`not_measured`: hand-outs that were never settled.
 """
 
 from typing import Any
@@ -23,13 +23,17 @@ _WITHIN = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 60_000)
 def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.late, progress)
     found = np.concatenate([np.zeros(0, timing.LATE), *(rows for rows, _, _ in parts)])
-    found = timing.of_topics(found, options, names)
     table = timing.by_hour(found, found["hour"], names, _spread)
     overall = _spread(found)
     summary = JobSummary(
-        "lateness", as_of_ms=as_of_ms, handed_out=overall.pop("count"), overdue=sum(one[1] for one in parts),
-        not_measured=sum(one[2] for one in parts), overall=overall, table=table,
-    )  # fmt: skip
+        "lateness",
+        as_of_ms=as_of_ms,
+        handed_out=overall.pop("count"),
+        overdue=sum(one[1] for one in parts),
+        not_measured=sum(one[2] for one in parts),
+        overall=overall,
+        table=table,
+    )
     summary.write(options.out, options.out and report(summary, found))
     waits = f"; {summary.overdue:,} are overdue and were not" if summary.overdue else ""
     said = f"{summary.handed_out:,} messages were handed out{waits}"
@@ -37,11 +41,11 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
 
 
 def _spread(found: Rows) -> dict[str, int]:
-    told = {"count": int(found["count"].sum())}
+    figures = {"count": int(found["count"].sum())}
     if len(found):
-        told |= zip(_QUANTILES, timing.quantiles(found, list(_QUANTILES.values())), strict=True)
-        told["max_ms"] = int(found["max_ms"].max())
-    return told
+        figures |= zip(_QUANTILES, timing.quantiles(found, list(_QUANTILES.values())), strict=True)
+        figures["max_ms"] = int(found["max_ms"].max())
+    return figures
 
 
 def report(summary: JobSummary, found: Rows) -> str:
@@ -71,17 +75,17 @@ def report(summary: JobSummary, found: Rows) -> str:
     worst = sorted((row for row in summary.table if row["topic"] is not None), key=lambda r: -r["p99_ms"])
     parts += [
         page.section(
-            "Hour by hour", "By the hour (UTC) in which messages were due. Each line up is ten times as late.",
+            "Hour by hour",
+            "By the hour (UTC) in which messages were due. Each line up is ten times as late.",
             page.plot(lambda at: f"{hours[at]['hour'] % 100:02}:00", lines, unit="ms", log=True),
         ),
+        page.section("How many, how soon", "Share of messages handed out.", page.table(shares, ("within", "percent"))),
         page.section(
-            "How many, how soon", "Share of messages handed out.", page.table(shares, ("within", "percent"))
-        ),
-        page.section(
-            "Topics and hours", "The latest first, by p99. Times are milliseconds.",
+            "Topics and hours",
+            "The latest first, by p99. Times are milliseconds.",
             page.table(worst, ("topic", "hour", "count", *_QUANTILES, "max_ms")),
         ),
-    ]  # fmt: skip
+    ]
     return page.page("Lateness", lead, parts)
 
 

@@ -16,7 +16,7 @@ _COUNTS = ("due", "handed_out", "acked")
 def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
     """Count the messages. With `out`, also write the counts per second to seconds.parquet."""
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress)
-    found = timing.of_topics(timing.merged(parts), options, names)
+    found = timing.merged(parts)
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)
     table = timing.by_hour(found, found["second"] // 3600, names, _counts)
     summary = JobSummary("load", as_of_ms=as_of_ms, due=due, handed_out=handed_out, acked=acked, table=table)
@@ -31,12 +31,12 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
 
 def _counts(found: Rows) -> dict[str, Any]:
     seconds = timing.summed(found, ("second",))
-    told: dict[str, Any] = {name: int(seconds[name].sum()) for name in _COUNTS}
+    figures: dict[str, Any] = {name: int(seconds[name].sum()) for name in _COUNTS}
     for name in ("due", "handed_out"):
         at = int(seconds[name].argmax())
-        told[f"peak_{name}"] = peak = int(seconds[name][at])
-        told[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if peak else None
-    return told
+        figures[f"peak_{name}"] = peak = int(seconds[name][at])
+        figures[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if peak else None
+    return figures
 
 
 def report(summary: JobSummary, whole: Rows) -> str:
@@ -53,16 +53,19 @@ def report(summary: JobSummary, whole: Rows) -> str:
     topics = sorted((row for row in summary.table if row["topic"] is not None), key=lambda row: -row["due"])
     parts = [
         page.section(
-            "Second by second", "The busiest second of each stretch (UTC).",
+            "Second by second",
+            "The busiest second of each stretch (UTC).",
             page.plot(lambda at: timing.instant(first + at)[5:], lines, unit="messages/s"),
         ),
         page.section(
-            "Hour by hour", "Times are UTC.",
+            "Hour by hour",
+            "Times are UTC.",
             page.table(hours, ("hour", *_COUNTS, "peak_due", "peak_due_at", "peak_handed_out", "peak_handed_out_at")),
         ),
         page.section(
-            "Topics", "By how much was due.",
+            "Topics",
+            "By how much was due.",
             page.table(topics, ("topic", "hour", *_COUNTS, "peak_due", "peak_handed_out")),
         ),
-    ]  # fmt: skip
+    ]
     return page.page("Load", lead, parts)

@@ -24,7 +24,7 @@ _LEFT_MS = 24 * 3_600_000
 
 
 class Objects(LocalBackups):
-    format, part = 2, PART
+    part = PART
 
     def __init__(self, location: Location) -> None:
         self._location, self.where = location, location.path("").rstrip("/")

@@ -31,6 +31,10 @@ class Packed:
     packages: dict[str, str]
 
 
+#: Finds hadelay's own requirements of the extra that has what reads hour files.
+_SERVER = re.compile(r"""extra == ["']server["']""").search
+
+
 def pack(out: str) -> Packed:
     """Write the archive atomically. BadRequest unless `out` ends with .zip; ConfigError if a needed package is missing,
     or its files are unknown."""
@@ -66,7 +70,10 @@ def _needed() -> dict[str, Distribution]:
         if dist.files is None:
             raise ConfigError(f"the files of package {name} are unknown: install hadelay[spark] into a venv, with pip")
         found[name] = dist
-        wanted += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in dist.requires or () if "extra ==" not in line]
+        lines = (
+            line for line in dist.requires or () if "extra ==" not in line or (name == "hadelay" and _SERVER(line))
+        )
+        wanted += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines]
     return found
 
 

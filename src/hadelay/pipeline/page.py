@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 260, 64, 12, 26, 24
 #: Maximum number of points in a plotted line: more points would not be visible in the plot's width.
 _POINTS = 400
 #: Limit of the rows of a table in a report.
-_ROWS = 200
+ROWS = 200
 
 
 def page(title: str, lead: str, parts: Iterable[str]) -> str:
@@ -42,14 +42,15 @@ def section(title: str, text: str, *parts: str, bad: bool = False) -> str:
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     head = "".join(f"<th>{escape(column.replace('_', ' '))}</th>" for column in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
-        for row in rows[:_ROWS]
+        "<tr>" + "".join(f"<td>{escape(cell(column, row.get(column)))}</td>" for column in columns) + "</tr>"
+        for row in rows[:ROWS]
     )
-    more = f'<p class="quiet">… and {len(rows) - _ROWS:,} more</p>' if len(rows) > _ROWS else ""
+    more = f'<p class="quiet">… and {len(rows) - ROWS:,} more</p>' if len(rows) > ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
-def _cell(column: str, value: Any) -> str:
+def cell(column: str, value: Any) -> str:
+    """Text of a table's cell."""
     if value is None:
         return "–"
     if column == "hour":  # hours are numbers yyyymmddHH

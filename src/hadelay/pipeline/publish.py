@@ -22,18 +22,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hadelay.api.publishoptions import OPTIONS
 from hadelay.client import Client, Put, Receipt
 from hadelay.client.wire import own_or_new_key, plain
 from hadelay.errors import HadelayError
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 from hadelay.storage.locations import Location, absolute
 
-#: Maximum number of rows held as Python objects at a time; the client sends a thousand per request.
+#: Maximum number of rows kept as Python objects at a time; the client sends a thousand per request.
 _ROWS = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _REASONS = 100
-#: Columns with durations, which may be numbers; and number of digits from which on a due time is no Unix time.
-_DURATIONS, _LONG = ("delay", "max_wait", "unique_for", "ttl"), 18
+#: Columns with durations, which may be numbers; and smallest number of digits of a due time that cannot be a Unix time.
+_DURATIONS, _LONG = [name for name, row in OPTIONS.items() if row.kind.name == "duration"], 18
 #: Maximum time by which a new leader's clock may be behind the previous leader's.
 _SKEW = timedelta(seconds=1)
 
@@ -69,9 +70,13 @@ class RowTotals:
 
 
 def publish(
-    batches: Iterable[pa.RecordBatch], options: WriteOptions, name: str, *, client: Client | None = None,
+    batches: Iterable[pa.RecordBatch],
+    options: WriteOptions,
+    name: str,
+    *,
+    client: Client | None = None,
     progress: Callable[[RowTotals], None] = lambda _: None,
-) -> RowTotals:  # fmt: skip
+) -> RowTotals:
     """Publish all rows. name: file name for rejected rows, below options.rejected."""
     opened = nullcontext(client) if client else Client(options.endpoint, options.token or None, timeout=options.timeout)
     done, ours = RowTotals(), set[str]()

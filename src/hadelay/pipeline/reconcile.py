@@ -26,8 +26,11 @@ from hadelay.pipeline.arrow import hour_ints, ids, instants, named, without, wri
 from hadelay.pipeline.check import SUFFIXES, check
 from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, events_of, usable
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
+from hadelay.pipeline.page import ROWS
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
+from hadelay.pipeline.stores import refuse_empty
+from hadelay.pipeline.verdictpage import report
 
 #: Statuses of an entry, worst last. A message with several entries has the status of the worst one.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
@@ -81,6 +84,8 @@ class Rule(NamedTuple):
     #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
     skip: bool = False
     verify: bool = False
+    #: Mask of the selected topics by topic number, as NameMap.topic_mask returns it; None: all topics.
+    topics: npt.NDArray[np.bool_] | None = None
 
 
 class Judged(NamedTuple):
@@ -103,7 +108,8 @@ def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.
     """Reconcile the selected hours. progress counts checked files and judged hours; moved messages may add hours."""
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
-    rule = rule_of(listing, options)
+    refuse_empty(options.source, listing, store.names())
+    rule = rule_of(listing, options, store.names())
     listed = {files.hour: files for files in listing.hours}
     counts, kept, moved = Counts(), list[tasks.Kept[Judged]](), 0
     try:
@@ -130,17 +136,22 @@ def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.
             results.free()
 
 
-def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
+def rule_of(listing: Listing, options: ReconcileOptions, names: NameMap) -> Rule:
     homes, source = None, options.source
     if source.hour_from or source.hour_to:
         homes = frozenset(f.hour for f in listing.hours if f.hour < DEAD_HOURS and source.takes(f.hour))
-    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, source.on_torn == "skip", source.verify)
+    skip, topics = source.on_torn == "skip", names.topic_mask(source.topics)
+    return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, skip, source.verify, topics)
 
 
 def _judge_hours(
-    spark: Any, store: Store, hours: Sequence[HourFiles], rule: Rule, options: ReconcileOptions,
+    spark: Any,
+    store: Store,
+    hours: Sequence[HourFiles],
+    rule: Rule,
+    options: ReconcileOptions,
     progress: tasks.Progress,
-) -> tasks.Kept[Judged]:  # fmt: skip
+) -> tasks.Kept[Judged]:
     # Split large hours to use all cores; at most one part per core, because each part reads all events.
     most = -(-tasks.cores(spark) // max(len(hours), 1))
     parts = [part for f in hours for part in split(f, min(most, -(-f.entries // options.source.split_rows)))]
@@ -227,6 +238,9 @@ def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, np
     if there is not None:
         orphans.append((part.start + np.flatnonzero(~there & (codes > 0))).astype(np.uint32))
         facts = {name: values[there] for name, values in facts.items()}
+    if rule.topics is not None:
+        mine = rule.topics[np.minimum(facts["topic"], len(rule.topics) - 1)]
+        facts = {name: values[mine] for name, values in facts.items()}
     return facts, np.unique(np.concatenate(orphans))
 
 
@@ -314,9 +328,13 @@ def _count(
 
 
 def summarise(
-    counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
+    counts: Counts,
+    offending: Iterable[Rows],
+    names: NameMap,
+    listing: Listing,
+    rule: Rule,
     options: ReconcileOptions,
-) -> JobSummary:  # fmt: skip
+) -> JobSummary:
     """Make the job's summary. counts: number of messages by hour, topic number (-1: unknown topic) and verdict.
     offending: FACTS rows of the messages with problems, in pieces; read only if they are written to a file."""
     table: list[dict[str, Any]] = [
@@ -326,17 +344,31 @@ def summarise(
     totals = {name: sum(row["count"] for row in table if row["verdict"] == name) for name in VERDICTS}
     hours, messages = len(listing.hours if rule.homes is None else rule.homes), sum(totals.values()) - totals["orphan"]
     summary = JobSummary(
-        "reconcile", as_of_ms=listing.as_of_ms, engine="fast", hours=hours, messages=messages, verdicts=totals,
-        table=table, offending=sum(totals[VERDICTS[verdict]] for verdict in OFFENDING),
+        "reconcile",
+        as_of_ms=listing.as_of_ms,
+        engine="fast",
+        hours=hours,
+        messages=messages,
+        verdicts=totals,
+        table=table,
+        offending=sum(totals[VERDICTS[verdict]] for verdict in OFFENDING),
         failed=any(totals[name] for name in options.failing),
-    )  # fmt: skip
+    )
+    verdicts = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count) or "nothing to judge"
+    said = f"{messages:,} messages of {hours:,} hours: {verdicts}"
     if options.out:
-        tables = (_shown(found, names.topics) for found in chain([np.zeros(0, FACTS)], offending))
+        first: list[dict[str, Any]] = []
+        tables = _keep_first(first, (_shown(some, names.topics) for some in chain([np.zeros(0, FACTS)], offending)))
         write_parquet(options.out, "offending.parquet", tables)
-        summary.write(options.out)
-    told = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count) or "nothing to judge"
-    said = f"{messages:,} messages of {hours:,} hours: {told}"
+        summary.write(options.out, report(summary, said, [VERDICTS[verdict] for verdict in OFFENDING], first))
     return summary.show(table, "hour topic verdict count", said, failed=summary["failed"])
+
+
+def _keep_first(first: list[dict[str, Any]], tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables, and add their first rows to `first`, for the report."""
+    for found in tables:
+        first += found.slice(0, ROWS - len(first)).to_pylist()
+        yield found
 
 
 def _shown(offending: Rows, topics: list[str]) -> pa.Table:

@@ -98,9 +98,10 @@ def batches(options: ScheduleOptions) -> Iterator[pa.RecordBatch]:
         dataset = _dataset(options, options.kind)
         if options.kind == "csv":
             text = pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(dataset.schema.names, pa.string()), strings_can_be_null=True,
+                column_types=dict.fromkeys(dataset.schema.names, pa.string()),
+                strings_can_be_null=True,
                 null_values=[""],
-            )  # fmt: skip
+            )
             dataset = _dataset(options, pyarrow.dataset.CsvFileFormat(convert_options=text))
         taken = options.taken(dataset.schema.names)
         for batch in dataset.to_batches(columns=[column for column, _ in taken]):

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
+from hadelay.api.publishoptions import OPTIONS
 from hadelay.errors import BadRequest
-from hadelay.model import DEAD_HOURS, hour_from_name, hour_name
+from hadelay.model import DEAD_HOURS, Event, hour_from_name, hour_name
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ MESSAGES = {
     "tags": Column("ARRAY<STRING>", "", log=True),
     "meta": Column("MAP<STRING,STRING>", "", log=True),
     "group": Column("STRING", "message group", log=True),
+    "batch": Column("STRING", "batch that the message joined", log=True),
     "schedule": Column("STRING", "schedule that made the message", log=True),
     "occurrence": Column("TIMESTAMP", "planned time of the schedule's occurrence", log=True),
     "forward": Column("MAP<STRING,STRING>", "headers of the message's own webhook calls; may hold secrets", log=True),
@@ -64,7 +66,7 @@ MESSAGES = {
 EVENTS = {
     **_ENTRY,
     "number": Column("BIGINT", "position of the event in its file", null=False),
-    "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
+    "event": Column("STRING", ", ".join(event.name.lower() for event in Event)),
     "at": Column("TIMESTAMP", "cluster time; a grant may be committed before the due time", null=False),
     "attempt": Column("INT", "", null=False),
     "consumer": Column("STRING", "consumer of the lease; null if unknown"),
@@ -91,26 +93,8 @@ KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "eve
 PUBLISHED = {
     "topic": Column("STRING", "topic of the message; default: the option `topic`"),
     "body": Column("BINARY|STRING", "payload; null: empty. A STRING is text/plain unless `content_type` is set"),
-    "deliver_at": Column("TIMESTAMP|BIGINT|STRING", "due time; BIGINT: Unix ms, STRING: RFC 3339. Past: at once"),
-    "delay": Column("STRING|BIGINT|DOUBLE", "delay after the commit instead of a due time: `15m`, or seconds"),
+    **{name: Column(row.kind.column, row.help) for name, row in OPTIONS.items() if name != "traceparent"},
     "idempotency_key": Column("STRING|BIGINT", "identifies the row; `keyColumn` may name another column"),
-    "key": Column("STRING", "client key of the message"),
-    "on_conflict": Column("STRING", "keep, replace or reject, if a message with this key is pending"),
-    "max_wait": Column(
-        "STRING|BIGINT|DOUBLE", "with replace: limit of the total delay since the first replaced message"
-    ),
-    "unique_for": Column(
-        "STRING|BIGINT|DOUBLE", "with a key: drop the row if the key was published within this time, at most `7d`"
-    ),
-    "tags": Column("ARRAY<STRING>|STRING", "tags; commas separate those in a STRING"),
-    "ttl": Column("STRING|BIGINT|DOUBLE", "time after which the message expires, counted from its due time"),
-    "callback": Column("STRING", "webhook URL for this message"),
-    "group": Column("STRING", "message group of the message"),
-    "forward": Column("MAP<STRING,STRING>", "headers of the message's own webhook calls"),
-    "on_success": Column("STRING", "topic of the message's success callback, with `allow_per_message`"),
-    "on_failure": Column("STRING", "topic of the message's failure callback, with `allow_per_message`"),
-    "content_type": Column("STRING", ""),
-    "meta": Column("MAP<STRING,STRING>", ""),
 }
 _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
@@ -132,9 +116,10 @@ class WriteOptions:
     )
     key_prefix: str = option("", "Prefix of each value, to separate the keys of jobs: the cluster has one set of keys.")
     rejected: str = option(
-        "", "Directory for rejected rows, as Parquet, with reasons. Empty: rejected rows fail the write at its end. "
+        "",
+        "Directory for rejected rows, as Parquet, with reasons. Empty: rejected rows fail the write at its end. "
         "Streams need a directory.",
-    )  # fmt: skip
+    )
     summary: str = option("", "File on the driver's machine for the counts of published and rejected rows, as JSON.")
     timeout: int = option(300, "Limit of retries after temporary errors (no leader, a limit), in seconds.")
 
@@ -169,46 +154,54 @@ class Options:
     """Options of the data source. Names are in camelCase; their case is ignored."""
 
     path: str = option(
-        "", "Data directory of a node or group, or a copy of one: any directory with `hours/` and `names`. A path, or "
+        "",
+        "Data directory of a node or group, or a copy of one: any directory with `hours/` and `names`. A path, or "
         "a URI that pyarrow.fs supports, such as s3://bucket/n1. Replaces `endpoint`; `root` is a synonym.",
-    )  # fmt: skip
+    )
     endpoint: str = option(
         "", "URLs of nodes, separated by commas. Followers are read first; a failed read goes to the next."
-    )  # fmt: skip
+    )
     token: str = option("", "Token for the nodes.")
     timeout: int = option(30, "Timeout of a request to `endpoint`, in seconds.")
     kind: str = option(
-        "messages", "messages: index entries, with their state at that time. events: hand-outs (dispatches) and "
-        "settlements.", Literal["messages", "events", "dispatches", "settlements"],
-    )  # fmt: skip
+        "messages",
+        "messages: index entries, with their state at that time. events: hand-outs (dispatches) and settlements.",
+        Literal["messages", "events", "dispatches", "settlements"],
+    )
     columns: str = option("", "Only these columns, separated by commas; Spark reads all of them. `tail` needs hour.")
     body: bool = option(False, "Add `body` to the columns.")
     hour_from: int = option(0, "First hour, as yyyymmddHH. The name of a dead hour is the end of its retention.")
     hour_to: int = option(0, "Last hour, as yyyymmddHH.")
     topics: str = option(
         "", "Only these topics with their subscriptions, separated by commas; orders~billing: only this subscription."
-    )  # fmt: skip
+    )
     dead: bool = option(True, "Include hours of dead letters.")
     as_of: int = option(
-        0, "Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes."
-    )  # fmt: skip
+        0,
+        "Time for the states of pending messages, in Unix ms; 0: cluster time of the checkpoint, or of the nodes. "
+        "A copy without a checkpoint needs it.",
+    )
     listing: str = option(
         "", "Result of `hourfiles.Listing.encode`: read exactly these hours, for several equal reads."
     )
     split_rows: int = option(2_500_000, "Limit of rows per partition. Spark makes the partitions of an hour equal.")
     batch_rows: int = option(65_536, "Limit of rows per Arrow batch; large bodies make smaller batches.")
-    verify: bool = option(False, "Check the CRC-32C of every row and record before use.")
+    verify: bool = option(
+        True, "Check the CRC-32C of every row and record before use. false: faster, for files that were checked before."
+    )
     on_torn: str = option(
-        "fail", "Damaged files, or files shorter than their checkpoint says: fail with the position, or skip the "
-        "damaged part.", Literal["fail", "skip"],
-    )  # fmt: skip
+        "fail",
+        "Damaged files, or files shorter than their checkpoint says: fail with the position, or skip the damaged part.",
+        Literal["fail", "skip"],
+    )
     max_rows_per_trigger: int = option(
         0, "Approximate number of rows per micro-batch, oldest hours first; 0: no limit."
     )
     pushdown: bool = option(
-        False, "Refused: Spark 4.3 reuses the filters of a query for the next query of the same DataFrame, which then "
+        False,
+        "Refused: Spark 4.3 reuses the filters of a query for the next query of the same DataFrame, which then "
         "counts wrong. hourFrom, hourTo, topics and dead apply to every query.",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.endpoint):

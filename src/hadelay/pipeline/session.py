@@ -4,6 +4,7 @@ import builtins
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hadelay import errors
-from hadelay.errors import BadRequest, ConfigError, HadelayError
+from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError
 from hadelay.pipeline.tasks import no_connect
 from hadelay.version import VERSION
 
@@ -27,6 +28,14 @@ OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 #: is safe, because only Spark reads the batches, only the rows that they have, and handles nulls itself. Also in
 #: docs/howto/spark-cluster.md.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+#: Spark masters, and the memory sizes of a JVM.
+_MASTER = re.compile(
+    r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[ *\d+ *, *\d+ *, *\d+ *\]|yarn|k8s://.+"
+    r"|spark://[^,:/]+:\d+(,[^,:/]+:\d+)*|spark://\[[^]]+\]:\d+"
+)
+_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.I)
+#: Timeout of a connection to a Spark master, in seconds. Spark itself gives up after a minute and a half.
+_CONNECT_S = 5
 #: Garbage collector for Spark's JVM: rows are short-lived, and a concurrent collector would cost 10 % more per row.
 _COLLECTOR = "-XX:+UseParallelGC"
 #: Shell script that runs java without two arguments of Spark that cause warnings: a module missing in the wheel's Java,
@@ -103,7 +112,7 @@ def _shim(java: str, version: int) -> str:
     """Make a JAVA_HOME with a script that runs this Java; returns its path."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # else a parent process has set JAVA_HOME to this script already
+    if Path(java) != path:  # if they are equal, a parent process has set JAVA_HOME to this script already
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 
@@ -147,15 +156,19 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             f"{master or 'SPARK_REMOTE'} is a Spark Connect server, which cannot run the jobs' own tasks on executors. "
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
-    wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
     # PYSPARK_GATEWAY_PORT is set if spark-submit has started this process
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        master = master or os.environ.get("MASTER") or "local[*]"
+        _check_master(master, memory)
+    wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    if not submitted:
         if (found := find_java()) is None:
             raise ConfigError(no_java())
         os.environ["JAVA_HOME"] = found[0]
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        wanted["spark.master"] = master = master or os.environ.get("MASTER") or "local[*]"
+        wanted["spark.master"] = master
         if master.startswith("local"):
             log4j = _cached("log4j2.properties")
             _write(log4j, _LOG4J)
@@ -171,6 +184,32 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
     for key, value in {**wanted, **settings}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _check_master(master: str, memory: str) -> None:
+    """Raise ConfigError for a Spark master or a memory size with which Spark would end in a stack trace."""
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"--master {master}: this is no Spark master. Use none (no Spark), local[*], local[4], spark://HOST:7077, "
+            "yarn or k8s://https://HOST:PORT; for another cluster manager, start the program with spark-submit"
+        )
+    if not _MEMORY.fullmatch(memory):
+        raise ConfigError(f"--driver-memory {memory}: this is no size of a JVM's memory; write for example 2g or 512m")
+    if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+        raise ConfigError("--master yarn: set HADOOP_CONF_DIR or YARN_CONF_DIR to the directory of Hadoop's settings")
+    if not master.startswith("spark://"):
+        return
+    problems = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            return
+        except (OSError, OverflowError) as error:
+            problems.append(f"{address}: {error}")
+    raise ConfigError(
+        f"--master {master}: no Spark master answers ({'; '.join(problems)}). Check that it runs, and its address"
+    )
 
 
 def _java_options(settings: dict[str, str]) -> str:
@@ -229,8 +268,11 @@ def plain(error: Exception) -> Exception:
 
 
 def error_of(kind: type[E], text: str) -> E:
-    """Make an error of class `kind` with this text, even if its constructor takes other arguments."""
-    return kind.__new__(kind, text)
+    """Make an error of class `kind`, an HadelayError or OSError, whose text this is."""
+    if not issubclass(kind, DamagedFile):
+        return kind(text)
+    found = re.fullmatch(r"(.*?), offset (\d+): (.*)", text, re.S)
+    return kind(found[1], int(found[2]), found[3]) if found else kind("a file", 0, text)
 
 
 def check_spark(spark: Any, option: str, where: str) -> None:

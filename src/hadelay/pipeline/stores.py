@@ -18,19 +18,23 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from hadelay.client.paths import reachable
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
-from hadelay.model import hour_from_name, hour_name
-from hadelay.paths import reachable
+from hadelay.model import SEPARATOR, hour_from_name, hour_name
 from hadelay.pipeline.hourfiles import ROW, WAY_OUT, Bytes, HourFiles, Listing, NameMap, Store, damage, find_damage
 from hadelay.pipeline.schema import Options
+from hadelay.storage.identity import decode_identity
 from hadelay.storage.lmdbtables import read_checkpoint
 from hadelay.storage.locations import Location, absolute
+from hadelay.storage.manifests import hour_of
 
 #: Number of last rows to check in a file without a checkpoint: a power cut damages only the last pages.
 _TAIL = 4096
 _CHUNK = 8 << 20
+#: Endings of the names of an hour's files.
+_SUFFIXES = ("idx", "dsp", "log")
 #: Number of attempts to read a checkpoint while the node may write new ones.
 _ATTEMPTS = 5
 
@@ -44,7 +48,24 @@ def open_store(options: Options) -> Store:
 
 def listing(store: Store, options: Options) -> Listing:
     found = Listing.decode(options.listing) if options.listing else store.list()
-    return found._replace(as_of_ms=options.as_of) if options.as_of else found
+    found = found._replace(as_of_ms=options.as_of) if options.as_of else found
+    if found.hours and not found.as_of_ms and "state" in options.projection():
+        raise BadRequest(
+            f"{options.path}: a copy without a checkpoint (state.mdb) does not tell its time, and the states of "
+            "messages depend on it: set --as-of (the option asOf) to the time at which it was copied, in Unix ms"
+        )
+    return found
+
+
+def refuse_empty(options: Options, found: Listing, names: NameMap) -> None:
+    """Raise NotFound if the options name a topic that does not exist, or a range without hours."""
+    known = set(names.topics) | {name.partition(SEPARATOR)[0] for name in names.topics}
+    if missing := sorted({name.strip() for name in options.topics.split(",")} - known - {""}):
+        raise NotFound(f"--topics: there is no topic {', '.join(missing)}; `hadelay topic list` shows all topics")
+    if (options.hour_from or options.hour_to) and not any(options.takes(files.hour) for files in found.hours):
+        hours = [hour_name(files.hour) for files in sorted(found.hours)]
+        there = f"the first hour is {hours[0]}, the last {hours[-1]}" if hours else "there are no hours"
+        raise NotFound(f"--hour-from, --hour-to: no hour is in this range; {there}")
 
 
 def _group(path: str) -> Location:
@@ -82,10 +103,12 @@ class FileStore:
         location = self.location
         if location.size("state.mdb") is None:
             parts = [name.rpartition(".") for name in location.list("hours") or ()]
-            hours = sorted({hour_from_name(hour) for hour, _, suffix in parts if suffix in ("idx", "log", "dsp")})
+            known = {hour_of(name) for name, _, suffix in parts if suffix in _SUFFIXES}
             whole, size = self._whole_rows, self._size
+            # Foreign files and directories are passed over.
+            hours = sorted(hour for hour in known if hour is not None and self._is_there(hour))
             files = [HourFiles(hour, whole(hour, "idx"), whole(hour, "dsp"), size(hour, "log")) for hour in hours]
-            return Listing(files, time.time_ns() // 1_000_000)
+            return Listing(files, 0, self._cluster())
         problem: Exception = DamagedFile(
             location.path("state.mdb"),
             0,
@@ -104,11 +127,20 @@ class FileStore:
                     break
             else:
                 if location.modified_ms("state.mdb") == before:
-                    return Listing([*found], before)
+                    return found
         raise problem
 
-    def _at_checkpoint(self) -> Sequence[HourFiles]:
-        """Read the hours in the checkpoint. Raises DamagedFile if it has no hour although there are hour files."""
+    def _cluster(self) -> str:
+        """Id of the cluster in the file `identity`, which a copy may lack; "" then."""
+        try:
+            found = decode_identity(self.location.load("identity"), self.location.path("identity"))
+        except (FileNotFoundError, PermissionError):
+            return ""
+        return str(found.get("cluster_id", ""))
+
+    def _at_checkpoint(self) -> Listing:
+        """Read the hours in the checkpoint, its time, and the id of its cluster. Raises DamagedFile if it has no hour
+        although there are hour files."""
         with self._tables() as path:
             found = read_checkpoint(path)
         if found.row is None or not len(found.hours):
@@ -118,7 +150,8 @@ class FileStore:
                 raise DamagedFile(self.location.path("state.mdb"), 0, what)
         if found.row and not self.skip_torn:
             self._check_names(found.row["names_length"], found.row["names_crc"])
-        return [self._with_checkpoint(int(hour), row) for hour, row in zip(found.hours, found.rows, strict=True)]
+        hours = [self._with_checkpoint(int(hour), row) for hour, row in zip(found.hours, found.rows, strict=True)]
+        return Listing(hours, found.time_ms, str(found.row["cluster_id"]) if found.row else "")
 
     @contextmanager
     def _tables(self) -> Iterator[str]:
@@ -149,20 +182,26 @@ class FileStore:
         what = "every name verifies, but the checksum of `names` differs from the checkpoint's"
         raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: state.mdb is from another directory; {WAY_OUT}")
 
+    def _is_there(self, hour: int) -> bool:
+        """Whether the hour has a file; a directory of such a name is none."""
+        return any(self.location.size(f"hours/{hour_name(hour)}.{suffix}") is not None for suffix in _SUFFIXES)
+
     def _size(self, hour: int, suffix: str) -> int:
         return self.location.size(f"hours/{hour_name(hour)}.{suffix}") or 0
 
     def _with_checkpoint(self, hour: int, row: np.void) -> HourFiles:
         crcs = (int(row["log_crc"]), int(row["idx_crc"]), int(row["dsp_crc"]))
         files = HourFiles(hour, int(row["entries"]), int(row["events"]), int(row["log_bytes"]), crcs)
-        sizes = {suffix: self._size(hour, suffix) for suffix in ("idx", "dsp", "log")}
+        sizes = {suffix: self._size(hour, suffix) for suffix in _SUFFIXES}
         short = [suffix for suffix, size in sizes.items() if size < files.length(suffix)]
         if not short:
             return files
         there = HourFiles(
-            hour, min(files.entries, sizes["idx"] // INDEX_SIZE), min(files.events, sizes["dsp"] // DISPATCH_SIZE),
+            hour,
+            min(files.entries, sizes["idx"] // INDEX_SIZE),
+            min(files.events, sizes["dsp"] // DISPATCH_SIZE),
             min(files.log_bytes, sizes["log"]),
-        )  # fmt: skip
+        )
         if self.skip_torn:
             return there
         suffix, have, known = short[0], sizes[short[0]], files.length(short[0])
@@ -247,7 +286,8 @@ class HttpStore:
             crcs = (int(log["crc32c"], 16), int(idx["crc32c"], 16), int(dsp["crc32c"], 16))
             number = hour_from_name(hour["hour"])
             hours.append(HourFiles(number, idx["entries"], dsp["entries"], int(log["bytes"]), crcs))
-        return Listing(hours, int(np.datetime64(cluster["time"].rstrip("Z"), "ms").astype(np.int64)))
+        as_of_ms = int(np.datetime64(cluster["time"].rstrip("Z"), "ms").astype(np.int64))
+        return Listing(hours, as_of_ms, cluster.get("cluster_id", ""))
 
     def names(self) -> NameMap:
         _, answer = self._ask_json("/v1/cluster", "/v1/names")

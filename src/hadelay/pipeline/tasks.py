@@ -95,9 +95,12 @@ def keep(spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progr
 
 
 def regroup(
-    spark: Any, kept: Sequence[Kept[R]], pick: Callable[[R], Iterable[tuple[int, V]]],
-    work: Callable[[list[V]], T], groups: int,
-) -> Kept[T]:  # fmt: skip
+    spark: Any,
+    kept: Sequence[Kept[R]],
+    pick: Callable[[R], Iterable[tuple[int, V]]],
+    work: Callable[[list[V]], T],
+    groups: int,
+) -> Kept[T]:
     """Group values from kept results, and run work(values) for each group. pick: gives the pairs (number of the group,
     value) of a result."""
     there = [results.results for results in kept if not results.here]

@@ -21,7 +21,7 @@ from hadelay.pipeline.check import check
 from hadelay.pipeline.hourfiles import HourFiles, NameMap, Rows, Store, events_of, rows
 from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.schema import hour_int
-from hadelay.pipeline.stores import listing
+from hadelay.pipeline.stores import listing, refuse_empty
 from hadelay.pipeline.tasks import Progress, each
 
 R = TypeVar("R")
@@ -48,35 +48,47 @@ class Entries(NamedTuple):
     measured: npt.NDArray[np.bool_]
 
 
+class Reading(NamedTuple):
+    """How tasks read hours."""
+
+    store: Store
+    #: Whether to check the CRCs of rows.
+    verify: bool
+    #: Mask of the selected topics, as NameMap.topic_mask returns it; None: all topics.
+    selected: npt.NDArray[np.bool_] | None
+
+
 def over_hours(
     spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
-) -> tuple[int, list[R], NameMap]:  # fmt: skip
-    """Run work(store, verify, as_of_ms, files) on each selected hour; returns (as_of_ms, results, names). hours: number
-    of future hours to include."""
+) -> tuple[int, list[R], NameMap]:
+    """Run work(hours, as_of_ms, files) on each selected hour; returns (as_of_ms, results, names). hours: number of
+    future hours to include."""
     store, source = open_hours(options.source, options.archive), options.source
     found = listing(store, source)
+    refuse_empty(source, found, store.names())
     until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
     asked = [files for files in found.hours if files.hour < until and source.takes(files.hour)]
     if options.check:
         check(spark, store, asked, source, ("idx", "dsp"))
-    results = each(spark, partial(work, store, source.verify, found.as_of_ms), asked, progress)
-    return found.as_of_ms, results, store.names()
+    names = store.names()
+    reading = Reading(store, source.verify, names.topic_mask(source.topics))
+    results = each(spark, partial(work, reading, found.as_of_ms), asked, progress)
+    return found.as_of_ms, results, names
 
 
-def of_topics(found: Rows, options: JobOptions, names: NameMap) -> Rows:
-    """Select the rows of the topics that the options name."""
-    if (mask := names.topic_mask(options.source.topics)) is not None:
-        found = found[mask[np.minimum(found["topic"], len(mask) - 1)]]
-    return found
-
-
-def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
+def entries(reading: Reading, files: HourFiles) -> Entries:
+    """Times and last events of the hour's entries of the selected topics."""
+    store, verify, selected = reading
     index = rows(store, files, "idx", 0, files.entries, verify=verify)
     n = len(index)
     found = Entries(
-        np.ascontiguousarray(index["topic"]), np.ascontiguousarray(index["deliver_at_ms"]), np.zeros(n, np.uint8),
-        np.full(n, -1, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.bool_),
-    )  # fmt: skip
+        np.ascontiguousarray(index["topic"]),
+        np.ascontiguousarray(index["deliver_at_ms"]),
+        np.zeros(n, np.uint8),
+        np.full(n, -1, np.int64),
+        np.full(n, -1, np.int64),
+        np.zeros(n, np.bool_),
+    )
     never = np.iinfo(np.int64).max
     first, delay = np.full(n, never, np.int64), np.full(n, -1, np.int64)
     for at, events, _ in events_of(store, files, 0, n, verify=verify):
@@ -91,12 +103,15 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     out = first < never
     found.handed_out_ms[out] = np.maximum(first[out] + np.maximum(delay[out], 0), found.due_ms[out])
     found.measured[:] = out & (delay >= 0)
-    return found
+    if selected is None:
+        return found
+    mine = selected[np.minimum(found.topic, len(selected) - 1)]
+    return Entries._make(column[mine] for column in found)
 
 
-def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> Rows:
+def per_second(reading: Reading, as_of_ms: int, files: HourFiles) -> Rows:
     """Counts per second of an hour's entries, as SECONDS rows."""
-    found = entries(store, verify, files)
+    found = entries(reading, files)
     out, acked = found.handed_out_ms >= 0, found.acked_ms >= 0
     waiting = ~out & np.isin(found.last, (0, Event.NACKED, Event.LEASE_EXPIRED))
     due = out | (waiting | (found.last == Event.TTL_EXPIRED)) & (found.due_ms <= as_of_ms)
@@ -154,10 +169,10 @@ def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64
     return found
 
 
-def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
+def late(reading: Reading, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
     """Measure the lateness of an hour's entries: (LATE rows, number of overdue entries never handed out, number of
     hand-outs timed by their grant)."""
-    found = entries(store, verify, files)
+    found = entries(reading, files)
     out = found.handed_out_ms >= 0
     overdue = int(np.count_nonzero((found.last == 0) & (found.due_ms <= as_of_ms)))
     late_ms = found.handed_out_ms[out] - found.due_ms[out]

@@ -214,7 +214,7 @@ class Disk:
 
     def lock(self, path: str) -> Lock:
         """Lock `path` until the returned object is closed. BlockingIOError when another process has the lock."""
-        file = open(path, "a", opener=private)  # noqa: SIM115 (held until closed)
+        file = open(path, "a", opener=private)  # noqa: SIM115 (open until closed)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

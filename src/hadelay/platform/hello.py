@@ -10,7 +10,8 @@ import msgpack
 from hadelay.codec.checksums import crc32c
 from hadelay.platform.strangers import MAX_HELLO, Verdict
 
-PROTOCOL = "hadelay-raft"
+#: Development versions, from before the first release, have the protocol "hadelay-raft".
+PROTOCOL = "hadelay-link"
 VERSION = 1
 HELLO, REFUSED = 1, 0
 #: Header of a frame: length, and CRC32C of the frame.

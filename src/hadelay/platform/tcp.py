@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import ConfigError, Taken
-from hadelay.loglimit import LogLimit
 from hadelay.platform import strangers
 from hadelay.platform.hello import HEAD, REFUSED, Hello, refusal
+from hadelay.platform.loglimit import LogLimit
 from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
 from hadelay.platform.runtime import Runtime
 from hadelay.platform.strangers import MAX_HELLO, Stranger, Strangers, Verdict

@@ -15,6 +15,7 @@ import logging
 from functools import partial
 from typing import Any, NamedTuple
 
+from hadelay import version
 from hadelay.errors import FatalError, HadelayError
 from hadelay.members import JOINED
 from hadelay.raft import messages
@@ -22,7 +23,6 @@ from hadelay.raft.journal import FIRST
 from hadelay.raft.membership import Membership
 from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.raft.ports import FOUNDING
-from hadelay.version import FEATURE_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,15 @@ class Admission(RaftPart):
         self.boot = shared.runtime.random.getrandbits(62)
         self._start = (shared.journal.term, shared.journal.last_index)
         self._seen: dict[str, HighWater] = {}
-        self._told: dict[str, HighWater] = {}
+        self._sent: dict[str, HighWater] = {}
         self._beats = 0
+        #: Term and commit index when the leader last looked for members to admit.
+        self._mark = (0, 0)
         self._renewing = False
 
     def greet(self, peer: Peer, ready: Ready) -> None:
         own = self._journal.incarnation, self._journal.admitted, self.boot
-        ready.send(peer.name, messages.encode(messages.GREETING, FEATURE_LEVEL, *own, *self._start))
+        ready.send(peer.name, messages.encode(messages.GREETING, version.FEATURE_LEVEL, *own, *self._start))
 
     def on_greeting(self, peer: Peer, greeting: messages.Greeting, now: float, ready: Ready) -> None:
         if self._core.leads:
@@ -102,7 +104,7 @@ class Admission(RaftPart):
     def _renew(self, above: int, ready: Ready) -> None:
         if not self._renewing:
             self._renewing = True
-            self._journal.admitted = False  # at once: no vote that waits for the disk may leave
+            self._journal.admitted = False  # stop voting at once: votes that still wait for the disk must not be sent
             self._core.step_down()
             ready.durable(self._renewed, above)
             ready.sync = True
@@ -131,8 +133,8 @@ class Admission(RaftPart):
         """Send the followers each member's last acknowledged entry, so that they can detect a rewound disk."""
         own = self._journal.incarnation, self.boot, self._core.term, self._journal.synced_index
         self._seen[self._members.name] = HighWater(*own)
-        if self._seen != self._told:
-            self._told = dict(self._seen)
+        if self._seen != self._sent:
+            self._sent = dict(self._seen)
             frame = messages.encode(messages.SEEN, {name: list(seen) for name, seen in self._seen.items()})
             for peer in self._members.peers.values():
                 if peer.up:
@@ -152,10 +154,14 @@ class Admission(RaftPart):
         if self._beats % _TELL_EVERY:
             return
         core = self._core
+        (term, enough), self._mark = self._mark, (core.term, core.commit_index)
+        # Require only the entries committed at the last look: the node applies its admission after all earlier entries.
+        # Under load, no node has the entries committed at this moment.
+        enough = max(enough if term == core.term else core.commit_index, core.no_op)
         for peer in self._members.peers.values():
             if peer.up:
                 self.remember(peer, core.term)
-                if not peer.admitted and peer.match >= core.commit_index >= core.no_op:
+                if not peer.admitted and peer.match >= enough and core.commit_index >= core.no_op:
                     self._admit(peer)
         self._members.beat(ready)
         self.tell(ready)

@@ -39,23 +39,19 @@ class Applier(RaftPart):
         self.installing = False
         self._ready: deque[Entry] = deque()
         #: Waiting proposals by the index of their entry: in ascending order, also of their deadlines.
-        self._waiters: dict[int, _Waiter] = {}
+        self.waiters: dict[int, _Waiter] = {}
         #: Waiting reads, as (index up to which entries must be applied before the read, monotonic deadline, done). The
         #: deadline counts only while no leader is known.
         self._reads: list[tuple[int, float, Finished]] = []
         self._scheduled = False
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiters)
-
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
-        before = self._waiters.pop(index, None)
+        before = self.waiters.pop(index, None)
         # A proposal already waits at `index`: it was made in an earlier term, and its entry was truncated
         if before is not None:
             error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
             ready.answers.append(partial(before.done, None, error))
-        self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
+        self.waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
         """Continue applying after `index`: a checkpoint or snapshot gave the state machine all entries up to
@@ -69,8 +65,8 @@ class Applier(RaftPart):
         """Apply one slice of the committed entries; the rest follows in the next turns of the loop."""
         if self._scheduled or self.installing:
             return
-        end = now + self._config.apply_slice_ms / 1000
-        while self.applied < self._limit():
+        end, limit = now + self._config.apply_slice_ms / 1000, self._limit()
+        while self.applied < limit:
             if not self._ready:
                 self._ready.extend(self._journal.entries(self.applied + 1, _READ_BYTES))
             self._apply(self._ready.popleft(), now, ready)
@@ -78,10 +74,12 @@ class Applier(RaftPart):
                 break
         # Drop the entries read ahead from the journal if the last of them is not committed: a new leader may still
         # truncate it.
-        if self._ready and self._ready[-1][1] > self._limit():
+        if self._ready and self._ready[-1][1] > limit:
             self._ready.clear()
-        self._answer_reads()
-        self.soon(ready)
+        if self._reads:
+            self._answer_reads()
+        if self.applied < limit:
+            self.soon(ready)
 
     def _limit(self) -> int:
         return min(self._core.commit_index, self._journal.synced_index)
@@ -101,8 +99,9 @@ class Applier(RaftPart):
         assert index == self.applied + 1, "entries are applied in order"
         result = None if command == NO_OP else self._machine.apply(index, term, command)
         self.applied, self.applied_term = index, term
-        self._members.applied(index, now, ready)
-        waiter = self._waiters.pop(index, None)
+        if self._members.appended_lists:
+            self._members.applied(index, now, ready)
+        waiter = self.waiters.pop(index, None)
         if waiter is None:
             return
         if waiter.term == term:
@@ -115,16 +114,16 @@ class Applier(RaftPart):
         """Called when this node loses leadership: shorten the deadlines of waiting proposals, which the next leader may
         still commit."""
         latest = now + self._config.deposed_timeout_ms / 1000
-        self._waiters = {
-            index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()
+        self.waiters = {
+            index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self.waiters.items()
         }
 
     def expire(self, now: float, upto: int | None = None) -> None:
-        for index in list(self._waiters):
-            waiter = self._waiters[index]
+        for index in list(self.waiters):
+            waiter = self.waiters[index]
             if waiter.deadline > now or (upto is not None and index > upto):
                 break
-            del self._waiters[index]
+            del self.waiters[index]
             waiter.done(None, OutcomeUnknown("the command was not committed in time; it may or may not take effect"))
 
     def when_applied(self, index: int, done: Finished) -> None:
@@ -135,11 +134,10 @@ class Applier(RaftPart):
             self._reads.append((index, deadline, done))
 
     def _answer_reads(self) -> None:
-        if self._reads:
-            ready = [done for index, _, done in self._reads if index <= self.applied]
-            self._reads = [read for read in self._reads if read[0] > self.applied]
-            for done in ready:
-                done(None)
+        ready = [done for index, _, done in self._reads if index <= self.applied]
+        self._reads = [read for read in self._reads if read[0] > self.applied]
+        for done in ready:
+            done(None)
 
     def expire_reads(self, now: float) -> None:
         """Called while no leader is known: refuse reads that have waited too long; their entries may never come."""
@@ -150,7 +148,7 @@ class Applier(RaftPart):
 
     def end(self, error: HadelayError) -> None:
         """Answer all waiting proposals and reads with an error, because the node stops."""
-        waiters, self._waiters = self._waiters, {}
+        waiters, self.waiters = self.waiters, {}
         reads, self._reads = self._reads, []
         for waiter in waiters.values():
             waiter.done(None, OutcomeUnknown("the node stopped; the command may or may not take effect"))

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 #: Pause, in seconds, between the end of the election timeout and the pre-vote, to read waiting heartbeats.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: Pause of a node after its yes, × election_min_ms: below the shortest one between two pre-votes of a node.
+#: Pause of a node after it agreed to a pre-vote, as a multiple of election_min_ms: shorter than the shortest pause
+#: between two pre-votes of one node.
 _GIVE_WAY = 0.2
 #: Number of unapplied entries above which a node lets other nodes campaign first; and for how long, in seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
@@ -142,7 +143,8 @@ class Elections(RaftPart):
             and (last_term, index) >= (self._journal.last_term, self._journal.last_index)
             and self._leaderless(now)
         )
-        # Two candidates would split the votes: who agrees asks later; of two that ask, the smaller name goes first.
+        # Two candidates would split the votes. A node that agrees to another's pre-vote puts off its own; of two nodes
+        # that ask each other, the one with the smaller name goes first.
         if yes and (self._asking is None or peer.name < self._members.name):
             self._asking = None
             self._deadline = max(self._deadline, now + self._config.election_min_ms / 1000 * _GIVE_WAY)

@@ -54,54 +54,54 @@ class Events:
         inside, self._busy = self._busy, True
         try:
             step(*args, self.runtime.monotonic(), self._ready)
-            while not inside and not self.stopped and self._carry_out(self._ready):
-                pass
+            if not inside:
+                self._carry_out(self._ready)
         except Exception as error:
             self.fatal(error)
         finally:
             self._busy = inside
 
-    def _carry_out(self, ready: Ready) -> bool:
-        """Carry out an event's pending effects of one kind (frames, journal sync, timers, …). Returns False if none is
-        pending."""
-        if ready.sends:
-            sends, ready.sends = ready.sends, []
-            for peer, frame, urgent in sends:
-                self.network.send(peer, frame, urgent)
-        elif ready.when_durable:
-            steps, ready.when_durable = ready.when_durable, []
-            for step, args in steps:
-                self.journal.when_synced(partial(self.event, step, *args))
-        elif ready.sync:
-            ready.sync = False
-            if not self._flushing and not self.journal.all_synced:
-                self._flushing = True
-                ready.later(0.0, self._flush)
-            if self._flushing:
-                ready.apply = False  # start the journal sync before apply: other nodes wait for the sync, not for apply
-        elif ready.advance:
-            ready.advance = False
-            self._advance(self.runtime.monotonic(), ready)
-        elif ready.apply:
-            ready.apply = False
-            self._apply(self.runtime.monotonic(), ready)
-        elif ready.timers:
-            timers, ready.timers = ready.timers, []
-            for delay_s, step, args in timers:
-                if delay_s > 0:
-                    self.runtime.call_later(delay_s, self.event, step, *args)
-                else:
-                    self.runtime.call_soon(self.event, step, *args)
-        elif ready.notices:
-            notice, about = ready.notices.pop(0)
-            self._notice(notice, about, self.runtime.monotonic(), ready)
-        elif ready.answers:
-            answers, ready.answers = ready.answers, []
-            for answer in answers:
-                answer()
-        else:
-            return False
-        return True
+    def _carry_out(self, ready: Ready) -> None:
+        """Carry out an event's pending effects: always the first kind that is pending, in the order of Ready's fields,
+        until none is."""
+        while not self.stopped:
+            if ready.sends:
+                sends, ready.sends = ready.sends, []
+                for peer, frame, urgent in sends:
+                    self.network.send(peer, frame, urgent)
+            elif ready.when_durable:
+                steps, ready.when_durable = ready.when_durable, []
+                for step, args in steps:
+                    self.journal.when_synced(partial(self.event, step, *args))
+            elif ready.sync:
+                ready.sync = False
+                if not self._flushing and not self.journal.all_synced:
+                    self._flushing = True
+                    self.runtime.call_soon(self.event, self._flush)
+                if self._flushing:
+                    ready.apply = False  # start the sync before apply: other nodes wait for the sync, not for apply
+            elif ready.advance:
+                ready.advance = False
+                self._advance(self.runtime.monotonic(), ready)
+            elif ready.apply:
+                ready.apply = False
+                self._apply(self.runtime.monotonic(), ready)
+            elif ready.timers:
+                timers, ready.timers = ready.timers, []
+                for delay_s, step, args in timers:
+                    if delay_s > 0:
+                        self.runtime.call_later(delay_s, self.event, step, *args)
+                    else:
+                        self.runtime.call_soon(self.event, step, *args)
+            elif ready.notices:
+                notice, about = ready.notices.pop(0)
+                self._notice(notice, about, self.runtime.monotonic(), ready)
+            elif ready.answers:
+                answers, ready.answers = ready.answers, []
+                for answer in answers:
+                    answer()
+            else:
+                return
 
     def _flush(self, now: float, ready: Ready) -> None:
         """Write and sync queued journal records, once per turn of the loop, after the turn's frames were sent."""

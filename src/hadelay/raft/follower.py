@@ -70,8 +70,7 @@ class Follower(RaftPart):
         if (name, term) != self._leader:  # `verified` stays valid if the same leader returns after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._elections.followed = name
-            # End a running download of a snapshot: the former leader no longer serves the files
-            self._snapshots.give_up(ready, tell=False)
+            self._snapshots.leader_changed(ready)
             log.info("follows", extra={"leader": name, "term": term})
             ready.notify(Notice.FOLLOWS)
 

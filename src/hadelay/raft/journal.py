@@ -81,9 +81,19 @@ class Journal(JournalSync):
         disk.makedirs(directory)
         (before, prev_term), founder = FIRST, owner.incarnation == FOUNDING
         header = records.SegmentHeader(
-            seq=1, first_index=before + 1, prev_term=prev_term, term=0, incarnation=owner.incarnation, durable=(0, 0),
-            installing=0, group=owner.group, cluster_id=owner.cluster_id, node=owner.node, vote="", admitted=founder,
-        )  # fmt: skip
+            seq=1,
+            first_index=before + 1,
+            prev_term=prev_term,
+            term=0,
+            incarnation=owner.incarnation,
+            durable=(0, 0),
+            installing=0,
+            group=owner.group,
+            cluster_id=owner.cluster_id,
+            node=owner.node,
+            vote="",
+            admitted=founder,
+        )
         segment = build(disk, directory, header, [], config.segment_bytes)
         return cls(disk, directory, runtime, [segment], 1, config)
 
@@ -123,10 +133,18 @@ class Journal(JournalSync):
     ) -> records.SegmentHeader:
         last = self._segments[-1].header.seq if self._segments else 0
         return replace(
-            self.identity, seq=self._number, previous=last, first_index=first, prev_term=prev_term, term=self.term,
-            vote=self.voted_for or "", incarnation=self.incarnation, installing=self.installing, durable=durable,
+            self.identity,
+            seq=self._number,
+            previous=last,
+            first_index=first,
+            prev_term=prev_term,
+            term=self.term,
+            vote=self.voted_for or "",
+            incarnation=self.incarnation,
+            installing=self.installing,
+            durable=durable,
             reset=reset,
-        )  # fmt: skip
+        )
 
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], *, reset: bool = False) -> None:
         """Replace the journal's entries from index `first` on by `entries`, in a new segment; durable on return."""
@@ -214,9 +232,9 @@ class Journal(JournalSync):
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue an ADMITTED record: the log has admitted this incarnation of the node, which may vote from now on; and
-        this journal has the entry of the admission."""
-        self.identity = replace(self.identity, admitted=True)  # in the headers of later segments
+        """Queue an ADMITTED record: the log has admitted this incarnation of the node, so the node may vote from now
+        on. This journal has the log entry of the admission."""
+        self.identity = replace(self.identity, admitted=True)  # headers of later segments say so, too
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -297,7 +315,7 @@ class Journal(JournalSync):
         size, gone = self.size_bytes, list[Segment]()
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
             (first, then), size = self._segments[:2], size - self._segments[0].position
-            # If a cut began `then`, a power cut undoes the cut until `then` is durable
+            # Segment `then` may begin with a cut of the log: until it is durable, a power cut would undo that cut
             needed = then.first_index > index + 1 or then.header.seq > self._durable[0]
             if size < keep_bytes or needed or self._in_use(first):
                 break

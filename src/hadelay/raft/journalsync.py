@@ -55,7 +55,7 @@ class _Sync:
     index: int
     ends: list[tuple[Segment, int]]
     alone: bool
-    #: Whether its records are in the page cache; set by its thread.
+    #: Whether the sync's records are in the page cache; set by the sync's thread.
     written: bool = False
     ended: bool = False
 
@@ -125,25 +125,29 @@ class JournalSync:
         begun = self._running[-1].records if self._running else self._synced
         if begun == self._appended or self.closed or (self._running and not self._may_overlap()):
             return
-        lane = min({0, 1, 2} - {sync.lane for sync in self._running})
-        try:
-            self._segments[-1].handle(self._disk, lane)
-        except OSError:
-            return  # the process has too many open files: this sync begins after the running ones
+        lane = 0
+        if self._running:
+            lane = min({0, 1, 2} - {sync.lane for sync in self._running})
+            try:
+                self._segments[-1].handle(self._disk, lane)
+            except OSError:
+                return  # the process has too many open files: this sync begins after the running ones
         dirty, self._dirty = self._dirty, []
         garbage, self._garbage = self._garbage, []
         names_changed, self._names_changed = self._names_changed, False
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        segments = [segment for segment in dirty if segment not in garbage]
-        sync = _Sync(
-            lane, self._runtime.monotonic(), self._appended, self.last_index,
-            [(segment, segment.position) for segment in segments], names_changed or bool(garbage) or len(dirty) != 1,
-        )  # fmt: skip
-        writes = [(segment.handle(self._disk, lane), *segment.take()) for segment in segments]
+        alone = names_changed or bool(garbage) or len(dirty) != 1
+        sync = _Sync(lane, self._runtime.monotonic(), self._appended, self.last_index, [], alone)
+        writes = []
+        size = 0
+        for segment in dirty:
+            if segment not in garbage:
+                sync.ends.append((segment, segment.position))
+                size += segment.position - segment.pending_at
+                writes.append((segment.handle(self._disk, lane), *segment.take()))
         self._running.append(sync)
-        brief = not sync.alone and sum(len(part) for _, parts, _ in writes for part in parts) <= _BRIEF_BYTES
 
         def work() -> None:
             for file, parts, offset in writes:
@@ -156,7 +160,9 @@ class JournalSync:
             for segment in garbage:
                 delete(self._disk, segment)
 
-        self._runtime.in_thread(_LANES[lane], work, partial(self._ended, sync), brief=brief)
+        self._runtime.in_thread(
+            _LANES[lane], work, partial(self._ended, sync), brief=not alone and size <= _BRIEF_BYTES
+        )
 
     def _may_overlap(self) -> bool:
         """Whether the queued records may be synced while other syncs run: nobody waits for a moment without syncs, all

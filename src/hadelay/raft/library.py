@@ -2,14 +2,13 @@
 faults here.
 
 The library keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
-commit rule. Replaced (docs/adr/0010): its clock (its timers never fire; an election begins when this module sets the
+commit rule. Replaced (ADR 10): its clock (its timers never fire; an election begins when this module sets the
 deadline into the past), its sender, journal, apply loop and pickles.
 
 This file has every private name in use, each with the reason; tests/raft/test_library.py fails when an upgrade moves
 one. PySyncObj is MIT-licensed; nothing of it is copied.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -56,8 +55,9 @@ class RaftListener(Protocol):
 class _Log(LibraryJournal):  # type: ignore[misc]
     """View of the journal for the library: terms and indexes of entries, never commands."""
 
-    def __init__(self, journal: Journal, listener: RaftListener) -> None:
-        self._journal, self._listener = journal, listener
+    def __init__(self, journal: Journal, listener: RaftListener, committed: Callable[[int], None]) -> None:
+        """committed: called with each new commit index."""
+        self._journal, self._listener, self._committed = journal, listener, committed
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
         self._journal.append(command, idx, term, record)
@@ -88,7 +88,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Store no commit index: after a restart, the checkpoint and the next leader give the commit index."""
+        """Store nothing on disk: after a restart, the checkpoint and the next leader give the commit index."""
+        self._committed(raftCommitIndex)
 
     def getRaftCommitIndex(self) -> int:
         return self._journal.base_index
@@ -149,14 +150,12 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Node of the library with a stable hash, which decides the order in which the library requests votes."""
+    """Node of the library. There is one object for each name (_Members), so an object equals itself alone: the library
+    looks nodes up for every entry, and its own comparison of names takes four calls."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._hash = zlib.crc32(name.encode())
-
-    def __hash__(self) -> int:
-        return self._hash
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
 
 
 class _Members(dict[str, _Member]):
@@ -175,8 +174,10 @@ class Core(SyncObj):  # type: ignore[misc]
         self.left = ""
         #: Index of the no-op entry that began the term which this node leads, or led last.
         self.no_op = 0
-        #: Name → library node of every node that sends frames, voter or not.
+        #: Name → library node of this node, and of every node that sends frames, voter or not.
         self.members = _Members()
+        #: Index of the last entry that is known to be committed.
+        self.commit_index = journal.base_index
         conf = SyncObjConf(
             autoTick=False,
             useFork=False,
@@ -192,9 +193,11 @@ class Core(SyncObj):  # type: ignore[misc]
             onStateChanged=self._state_changed,
         )
         transport = _Transport(listener)
-        with _seams(_Log(journal, listener)):
+        with _seams(_Log(journal, listener, self._committed)):
             others = [self.members[peer] for peer in peers or [DISK]]
-            super().__init__(_Member(name), others, conf, transport=transport)
+            super().__init__(self.members[name], others, conf, transport=transport)
+        # An ordered set in place of the library's set: the library requests votes in its order, in every process alike.
+        self._SyncObj__otherNodes = dict.fromkeys(others).keys()
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
             self.link(DISK, True)
@@ -216,16 +219,16 @@ class Core(SyncObj):  # type: ignore[misc]
     def term(self) -> int:
         return int(self.raftCurrentTerm)
 
-    @property
-    def commit_index(self) -> int:
-        return int(self.raftCommitIndex)
+    def _committed(self, index: int) -> None:
+        self.commit_index = index
 
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
         node votes. Returns the added names."""
         # Change private attributes: the library's public member changes lose members (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
-        old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
+        old = self._SyncObj__otherNodes
+        self._SyncObj__otherNodes = new.keys()
         added = [node for node in new if node not in old]
         if not added and len(new) == len(old):
             return []
@@ -233,7 +236,6 @@ class Core(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
             self._SyncObj__raftMatchIndex[node] = 0
             self._SyncObj__lastResponseTime[node] = syncobj.monotonicTime()
-        self._SyncObj__otherNodes = set(new)
         self.link(DISK, not others)
         return [str(node.id) for node in added]
 
@@ -291,7 +293,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def jump(self, index: int) -> None:
         """Tell the library that the state machine has all entries up to `index`, so they are committed."""
         # Set private attributes: the library can start only with an empty state, or with its own pickled dump.
-        self._SyncObj__raftCommitIndex = index
+        self._SyncObj__raftCommitIndex = self.commit_index = index
         self._SyncObj__raftLastApplied = index
 
     def _SyncObj__sendAppendEntries(self) -> None:

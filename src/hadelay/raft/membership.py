@@ -52,6 +52,7 @@ class Membership(RaftPart):
         self.voters = frozenset(voters)
         #: Voters besides this node, in the order of their names.
         self.others = [name for name in voters if name != self.name]
+        self.sole_voter = not self.others
         self.majority = len(voters) // 2 + 1
         self.votes = self.name in self.voters
         #: Whether this node may lead: a voter, or a node that has not applied its removal. Such a node may be the only
@@ -60,10 +61,6 @@ class Membership(RaftPart):
         self.names = [member.name for member in self.members]
         #: Names of members that were added later, so are not founders.
         self.joined = frozenset(member.name for member in self.members if member.joined)
-
-    @property
-    def sole_voter(self) -> bool:
-        return not self.others
 
     @property
     def committed(self) -> bool:
@@ -136,11 +133,10 @@ class Membership(RaftPart):
         if members:
             self.applied_list = (index, members)
 
-    def appended(self, index: int, command: bytes, now: float, ready: Ready) -> None:
-        members = self._machine.members_in(command)
-        if members is not None:
-            self.appended_lists.append((index, members))
-            self._changed(now, ready)
+    def appended(self, index: int, members: Members, now: float, ready: Ready) -> None:
+        """Called when the log got an entry that changes the members."""
+        self.appended_lists.append((index, members))
+        self._changed(now, ready)
 
     def truncated(self, index: int, now: float, ready: Ready) -> None:
         """Called when the log's entries from `index` on were cut off: undo their member changes."""
@@ -150,7 +146,7 @@ class Membership(RaftPart):
             self._changed(now, ready)
 
     def applied(self, index: int, now: float, ready: Ready) -> None:
-        if self.appended_lists and self.appended_lists[0][0] == index:
+        if self.appended_lists[0][0] == index:
             self.applied_list = self.appended_lists.pop(0)
             self._changed(now, ready)
             for peer in self.peers.values():

@@ -64,12 +64,19 @@ class RaftNode(Events):
         self._started, self._announced = False, 0
         self.core = Core(self.name, sorted({member.name for member in members} - {self.name}), journal, self)
         shared = Shared(
-            core=self.core, journal=journal, network=network, runtime=runtime, machine=machine, config=config,
-            stats=self.stats, propose=self.propose, event=self.event,
-        )  # fmt: skip
-        self.membership = known = Membership(shared, members, lambda: self.transfers.under_way)
+            core=self.core,
+            journal=journal,
+            network=network,
+            runtime=runtime,
+            machine=machine,
+            config=config,
+            stats=self.stats,
+            propose=self.propose,
+            event=self.event,
+        )
+        self.membership = known = Membership(shared, members, lambda: self.transfers.target is not None)
         self.applier = applier = Applier(shared, known)
-        self.snapshots = Snapshots(shared, applier)
+        self.snapshots = Snapshots(shared, known, applier)
         self.elections = Elections(shared, known, applier)
         self.admission = Admission(shared, known)
         self.replication = Replication(shared, known, self.elections, self.admission, self.snapshots)
@@ -173,31 +180,27 @@ class RaftNode(Events):
     def propose(self, command: bytes, done: Done) -> None:
         """Propose one entry, 2 to max_entry_bytes bytes. done(result of apply, None) once applied on this node, or
         done(None, error): NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown."""
-        error = self._refusal(command)
+        config, transfers = self.config, self.transfers
+        error: HadelayError | None = None
+        if not self.core.leads or self.stopped:
+            error = NoLeader("this node does not lead", retry_after_ms=50)
+        elif not 2 <= len(command) <= config.max_entry_bytes:
+            error = TooLarge(f"the entry has {len(command)} bytes; {config.max_entry_bytes} are allowed")
+        elif transfers.target is not None:
+            transfers.hold(command, done)
+            return
+        elif len(self.applier.waiters) >= config.max_waiting:
+            error = Overloaded("too many proposals wait for their commit", retry_after_ms=100)
+        elif not self.journal.has_space and self.journal.room < len(command) + (64 << 10):
+            error = DiskFull("the Raft journal has no space left", retry_after_ms=1_000)
         if error is not None:
             done(None, error)
-        elif self.transfers.under_way:
-            self.transfers.hold(command, done)
         else:
             self.event(self._propose, command, done)
 
-    def _refusal(self, command: bytes) -> HadelayError | None:
-        config = self.config
-        if not self.is_leader or self.stopped:
-            return NoLeader("this node does not lead", retry_after_ms=50)
-        if not 2 <= len(command) <= config.max_entry_bytes:
-            return TooLarge(f"the entry has {len(command)} bytes; {config.max_entry_bytes} are allowed")
-        if self.transfers.under_way:
-            return None
-        if self.applier.waiting >= config.max_waiting:
-            return Overloaded("too many proposals wait for their commit", retry_after_ms=100)
-        if not self.journal.has_space and self.journal.room < len(command) + (64 << 10):
-            return DiskFull("the Raft journal has no space left", retry_after_ms=1_000)
-        return None
-
     def _propose(self, command: bytes, done: Done, now: float, ready: Ready) -> None:
         self.stats.proposals += 1
-        self.applier.wait(self.journal.last_index + 1, self.core.term, done, now, ready)
+        self.applier.wait(self.journal.last_index + 1, self.journal.term, done, now, ready)
         self.core.propose(command)
         ready.sync = True
 
@@ -242,13 +245,14 @@ class RaftNode(Events):
         if self.core.commit_index != before:
             self.replication.committed(now, ready)
             ready.apply = True
-        self.transfers.progress(ready)
+        if self.transfers.target is not None:
+            self.transfers.progress(ready)
 
     def _apply(self, now: float, ready: Ready) -> None:
         self.applier.run(now, ready)
-        if self.is_leader and self._announced != self.term and self.applier.applied >= self.core.no_op:
-            self._announced = self.term
-            self.machine.on_leader(self.term)
+        if self.core.leads and self._announced != self.journal.term and self.applier.applied >= self.core.no_op:
+            self._announced = self.journal.term
+            self.machine.on_leader(self.journal.term)
         if not self.journal.admitted and not self.applier.installing:
             self.admission.applied(ready)
 
@@ -341,7 +345,7 @@ class RaftNode(Events):
         stats.sync_buckets[_SYNC_BUCKETS_S[bisect_left(_SYNC_BUCKETS_S, seconds)]] += 1
         if not self._started:
             return
-        if self.is_leader:
+        if self.core.leads:
             self.replication.count_all(ready)
         else:
             self.follower.synced(ready)
@@ -381,7 +385,9 @@ class RaftNode(Events):
 
     # Methods of RaftListener, which PySyncObj calls.
     def on_appended(self, index: int, command: bytes) -> None:
-        self.membership.appended(index, command, self.runtime.monotonic(), self._ready)
+        members = self.machine.members_in(command)
+        if members is not None:
+            self.membership.appended(index, members, self.runtime.monotonic(), self._ready)
 
     def on_state(self, leads: bool) -> None:
         """Called inside PySyncObj when leadership changes: change only this object's state; the other parts follow in

@@ -22,11 +22,11 @@ Step = Callable[..., None]
 class Notice(Enum):
     """Message of one part of the Raft node to the other parts; a value goes with each message."""
 
-    #: A peer's greeting was accepted; value: the peer.
+    #: Notice that a peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
-    #: This node follows a new leader; no value.
+    #: Notice that this node follows a new leader; no value.
     FOLLOWS = auto()
-    #: Entries may be sent to a peer again; value: the peer.
+    #: Notice that entries may be sent to a peer again; value: the peer.
     PUMP = auto()
     #: The voters, or the nodes to link with, have changed; no value.
     MEMBERS = auto()
@@ -102,7 +102,7 @@ class Peer:
     heard: float = float("-inf")
     round: int = 0
     #: Commit index last sent to the peer.
-    told_commit: int = 0
+    sent_commit: int = 0
     #: Smoothed round trip in seconds.
     rtt: float = 0.0
     #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
@@ -114,7 +114,7 @@ class Peer:
     def begin(self, next: int, now: float) -> None:
         """Reset the fields that only a leader uses: at the start of a term, or for a new link or incarnation of the
         peer."""
-        self.match = self.counted = self.round = self.told_commit = 0
+        self.match = self.counted = self.round = self.sent_commit = 0
         self.heard, self.admission = now, None
         self.probe(next)
 

@@ -34,8 +34,8 @@ VOTE = int.from_bytes(b"VOTE", "little")
 MARK = int.from_bytes(b"MARK", "little")
 #: Record kind INSTALL: a snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
 INSTALL = int.from_bytes(b"INST", "little")
-#: Record kind ADMITTED: the log has admitted this incarnation of the node, which may vote now; that entry is in this
-#: journal. No payload.
+#: Record kind ADMITTED: the log has admitted this incarnation of the node, so the node may vote. The journal has the
+#: log entry of the admission. No payload.
 ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 

@@ -18,7 +18,7 @@ from hadelay.raft.part import Notice, Peer, RaftPart, ReadDone, Ready, Shared
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.raft.snapshot import Snapshots
 
-#: Delay, in seconds, after which followers that get no new entries are told a new commit index.
+#: Delay, in seconds, after which followers that get no new entries get a new commit index.
 _TELL_COMMIT_S = 0.005
 
 
@@ -48,6 +48,7 @@ class Replication(RaftPart):
     def begin(self, now: float, ready: Ready) -> None:
         """Called when this node becomes leader, before the no-op is in the log."""
         self.term, self._doubt = self._core.term, False
+        self._snapshots.release_old(now)
         for peer in self._members.peers.values():
             peer.begin(self._core.no_op, now)
         self._beats += 1
@@ -57,8 +58,8 @@ class Replication(RaftPart):
         """Called when this node stops leading. Returns the reads that can no longer be confirmed."""
         self._beats += 1
         for peer in self._members.peers.values():
+            # A peer may still pull the last file of a snapshot from this node.
             self._admission.remember(peer, self.term)
-            self._snapshots.release(peer)
         reads = [done for _, _, done in self._reads] + self._early_reads
         self._reads.clear()
         self._early_reads = []
@@ -97,7 +98,7 @@ class Replication(RaftPart):
                 last, size = index, size + len(command) + 64
             if not self._network.send(peer.name, parts):
                 return
-            peer.told_commit = commit
+            peer.sent_commit = commit
             if size:
                 peer.sent(last, size)
             if peer.probing:
@@ -126,7 +127,7 @@ class Replication(RaftPart):
         frame = encode_append(self._core.term, 0, 0, commit, self.round, info=info, rtt_ms=self._rtt_ms())
         for peer in self._members.peers.values():
             if peer.up and self._network.send(peer.name, frame, True):
-                peer.told_commit = commit
+                peer.sent_commit = commit
                 self.send_entries(peer, now, ready)
 
     def _rtt_ms(self) -> int:
@@ -142,8 +143,8 @@ class Replication(RaftPart):
         commit = self._core.commit_index
         frame = encode_append(self._core.term, 0, 0, commit, 0, flags=messages.NO_REPLY)
         for peer in self._members.peers.values():
-            if peer.up and peer.told_commit < commit and self._network.send(peer.name, frame, True):
-                peer.told_commit = commit
+            if peer.up and peer.sent_commit < commit and self._network.send(peer.name, frame, True):
+                peer.sent_commit = commit
 
     def on_reply(self, peer: Peer, reply: messages.AppendReply, now: float, ready: Ready) -> None:
         if reply.status == messages.HIGHER_TERM:

@@ -36,7 +36,7 @@ class Segment:
         self.written = 0
         #: Records to be written next, and their file offset.
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
-        self._pending_at = 0
+        self.pending_at = 0
         #: Further open files of this segment, for syncs that overlap: of two syncs of one open file, only one would
         #: report a failure of the disk.
         self._handles: dict[int, File] = {}
@@ -63,8 +63,8 @@ class Segment:
 
     def take(self) -> tuple[list[bytes | bytearray | memoryview], int]:
         """Return the pending records, to be written now, and their file offset."""
-        parts, offset = self.pending, self._pending_at
-        self.pending, self._pending_at = [], self.position
+        parts, offset = self.pending, self.pending_at
+        self.pending, self.pending_at = [], self.position
         return parts, offset
 
     def write(self) -> None:
@@ -75,7 +75,7 @@ class Segment:
             self.written = self.position
 
     def handle(self, disk: Disk, number: int) -> File:
-        """The segment's file (number 0), or another open file of the same file."""
+        """Open file of the segment: its first one (number 0), or a further one, opened when first asked for."""
         if number and number not in self._handles:
             self._handles[number] = disk.open(self.file.path)
         return self._handles[number] if number else self.file
@@ -97,7 +97,7 @@ class Segment:
     def leave_unread(self, last_index: int) -> None:
         """Skip the scan at the start: a later segment shows that this segment is whole and ends with `last_index`."""
         self.pending, self.scanned, self.last_index = [], False, last_index
-        self.position = self.written = self._pending_at = self.file.size()
+        self.position = self.written = self.pending_at = self.file.size()
 
     def _scan_now(self) -> None:
         last_index, self.last_index, self.scanned = self.last_index, self.first_index - 1, True
@@ -193,7 +193,7 @@ def zeroed(disk: Disk, path: str, size: int) -> File:
         file.sync()
     except BaseException:
         with suppress(OSError):
-            file.truncate(0)  # a full disk may have given a part of the space, which others need
+            file.truncate(0)  # free the allocated part: the disk may be full, and other files need the space
         file.close()
         raise
     return file
@@ -229,7 +229,7 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     dropped: list[Segment] = []
     for segment in reversed(found):
         later = counting[-1] if counting else None
-        # Without a previous segment, `later` stands on none: earlier ones are leftovers of a compaction
+        # If `later` names no previous segment, all earlier segments are leftovers of a compaction
         alone = later is not None and (later.header.reset or not later.header.previous)
         if later is not None and (alone or later.first_index <= segment.first_index):
             dropped.append(segment)

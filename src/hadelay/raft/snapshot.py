@@ -16,6 +16,7 @@ from google_crc32c import value as crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
+from hadelay.raft.membership import Membership
 from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
 
@@ -42,9 +43,9 @@ class _Pull:
 
 
 class Snapshots(RaftPart):
-    def __init__(self, shared: Shared, applier: Applier) -> None:
+    def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
-        self._applier = applier
+        self._members, self._applier = members, applier
         self._pull: _Pull | None = None
 
     def _set_pull(self, pull: _Pull | None) -> None:
@@ -117,7 +118,11 @@ class Snapshots(RaftPart):
 
     def on_offer(self, peer: Peer, offer: messages.SnapshotOffer, now: float, ready: Ready) -> None:
         leads = offer.term == self._core.term and self._core.leader == peer.name
-        if not leads or (self._pull is not None and self._pull.finishing):
+        pull = self._pull
+        if not leads or (pull is not None and pull.finishing):
+            return
+        if pull is not None and pull.source != peer.name and now - pull.heard < _OFFER_S:
+            # go on with the former leader's snapshot, of which only the last file is missing: see leader_changed
             return
         self.give_up(ready, tell=False)
         if offer.index <= self._applier.applied:
@@ -134,6 +139,34 @@ class Snapshots(RaftPart):
         self._set_pull(pull)
         ready.later(_PATIENCE_S, self._watch, pull)
         self._request(pull, now, ready)
+
+    def leader_changed(self, ready: Ready) -> None:
+        """End the pull of the former leader's snapshot, unless only its last file is missing: that of the tables. The
+        next attempt resumes all other files, but the tables differ in each snapshot. While leadership changes often,
+        they would never be complete."""
+        if self._pull is None or self._pull.finishing:
+            return
+        if len(self._pull.files) > 1:
+            self.give_up(ready)
+        else:
+            ready.later(_OFFER_S, self._look, self._pull)
+
+    def _look(self, pull: _Pull, now: float, ready: Ready) -> None:
+        """End a pull from a former leader that no longer answers."""
+        if pull is not self._pull or pull.finishing:
+            return
+        if now - pull.heard >= _OFFER_S:
+            self.give_up(ready)
+            ready.apply = True
+        else:
+            ready.later(_OFFER_S, self._look, pull)
+
+    def release_old(self, now: float) -> None:
+        """Called when this node becomes leader: forget the snapshots that it offered in an earlier term, unless their
+        receivers still pull them."""
+        for peer in self._members.peers.values():
+            if peer.manifest is not None and now - peer.pulled >= _OFFER_S:
+                self.release(peer)
 
     def _tell(self, name: str, index: int, ready: Ready) -> None:
         ready.send(name, messages.encode(messages.SNAPSHOT_DONE, index), urgent=False)
@@ -244,7 +277,8 @@ class Snapshots(RaftPart):
         self._set_pull(None)
         self._stats.snapshots_installed += 1
         log.info("snapshot_installed", extra={"index": manifest.index})
-        self._tell(pull.source, manifest.index, ready)
+        for name in {pull.source, self._core.leader or pull.source}:
+            self._tell(name, manifest.index, ready)
         ready.notify(Notice.INSTALLED, manifest)
 
 

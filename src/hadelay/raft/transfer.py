@@ -1,4 +1,4 @@
-"""Transfer of leadership: proposals wait, the target gets the rest of the log, and is told to campaign."""
+"""Transfer of leadership: proposals wait, the target gets the rest of the log, and is asked to campaign."""
 
 import logging
 from functools import partial
@@ -20,18 +20,15 @@ class Transfers(RaftPart):
     def __init__(self, shared: Shared, members: Membership, replication: Replication) -> None:
         super().__init__(shared)
         self._members, self._replication = members, replication
-        self._target: Peer | None = None
+        #: Peer that gets the leadership; None: no transfer is under way.
+        self.target: Peer | None = None
         self._why = ""
-        self._told = False
+        self._asked = False
         self._done: Finished | None = None
-        self._held: list[tuple[bytes, Done]] = []
+        self._waiting: list[tuple[bytes, Done]] = []
         self._attempt = 0
         #: Last failed transfer, as (target, heartbeat round at the failure): the target may still win an election.
         self._doubt: tuple[Peer, int] | None = None
-
-    @property
-    def under_way(self) -> bool:
-        return self._target is not None
 
     @property
     def in_doubt(self) -> bool:
@@ -44,14 +41,15 @@ class Transfers(RaftPart):
         error: HadelayError | None = None
         if not self._core.leads:
             error = NoLeader("this node does not lead")
-        elif self.under_way or self.in_doubt:
+        elif self.target is not None or self.in_doubt:
             error = Overloaded("a transfer is already under way", retry_after_ms=self._config.transfer_ms)
         elif not fit:
-            error = Overloaded(f"{to or 'no follower'} is not connected, or not a voting member", retry_after_ms=500)
+            what = "no voting follower is connected" if to is None else f"{to} is not connected, or not a voting member"
+            error = Overloaded(what, retry_after_ms=500)
         if error is not None:
             ready.answers.append(partial(done, error))
             return
-        self._target, self._told = max(fit, key=lambda peer: peer.match), False
+        self.target, self._asked = max(fit, key=lambda peer: peer.match), False
         self._done, self._why = done, why
         self._attempt += 1
         ready.later(self._config.transfer_ms / 1000, self._give_up, self._attempt)
@@ -59,7 +57,7 @@ class Transfers(RaftPart):
 
     def give_away(self, why: str, now: float, ready: Ready) -> None:
         """Hand over leadership to any other node; step down if the handover fails."""
-        if not self.under_way:
+        if self.target is None:
             log.warning(f"{why}_hand_over", extra={"term": self._core.term})
 
             def over(error: HadelayError | None) -> None:
@@ -70,22 +68,22 @@ class Transfers(RaftPart):
             self.begin(None, over, _WORDS[why], now, ready)
 
     def hold(self, command: bytes, done: Done) -> None:
-        if len(self._held) >= self._config.max_waiting:
+        if len(self._waiting) >= self._config.max_waiting:
             done(None, Overloaded("too many proposals wait for a transfer to end", retry_after_ms=300))
         else:
-            self._held.append((command, done))
+            self._waiting.append((command, done))
 
     def progress(self, ready: Ready) -> None:
         """Tell the target of the transfer to take over once it has the whole log."""
-        target = self._target
-        if target is not None and not self._told and target.match == self._journal.last_index:
-            self._told, self._core.left = True, f"handed over: {self._why}"
+        target = self.target
+        if target is not None and not self._asked and target.match == self._journal.last_index:
+            self._asked, self._core.left = True, f"handed over: {self._why}"
             ready.send(target.name, messages.encode(messages.TIMEOUT_NOW, self._core.term))
 
     def _give_up(self, attempt: int, now: float, ready: Ready) -> None:
-        target = self._target
+        target = self.target
         if attempt == self._attempt and target is not None:
-            if self._told and self._config.fence_failed_transfer:
+            if self._asked and self._config.fence_failed_transfer:
                 self._doubt = target, self._replication.round
                 ready.later(self._config.transfer_ms / 1000, self._settle, attempt)
             self._core.left = ""
@@ -103,10 +101,10 @@ class Transfers(RaftPart):
         self._end(None, ready)
 
     def _end(self, error: HadelayError | None, ready: Ready) -> None:
-        if self._target is None:
+        if self.target is None:
             return
-        done, self._done, self._target = self._done, None, None
-        held, self._held = self._held, []
-        ready.answers += [partial(self._propose, command, answer) for command, answer in held]
+        done, self._done, self.target = self._done, None, None
+        waiting, self._waiting = self._waiting, []
+        ready.answers += [partial(self._propose, command, answer) for command, answer in waiting]
         if done is not None:
             ready.answers.append(partial(done, error))

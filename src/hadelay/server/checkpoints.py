@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hadelay.api.service import Histogram
 from hadelay.ledger import checkpoint
+from hadelay.ledger.changedrows import TABLES
 from hadelay.ledger.state import Ledger
 from hadelay.platform.disk import Disk
 from hadelay.raft.messages import BadFrame
@@ -15,6 +16,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.settings.node import Config
 from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
+from hadelay.storage.tables import CHECKPOINT, CORE, Backend, scan_all
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ _ENTRY_BYTES = 8 << 10
 #: rare.
 _SPACE_BYTES = 4 << 20
 #: Largest fraction by which the checkpoint thresholds of nodes differ: if all nodes made checkpoints at the same time,
-#: no commit would be quick.
+#: every commit would be slow.
 _APART = 0.3
 #: Bucket bounds of the histogram hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -53,9 +55,27 @@ class Replica:
 
     def load(self, storage: Storage) -> None:
         self.storage = storage
-        self.ledger = Ledger(storage.identity.group, storage.hours, storage.tables, storage.names)
+        self.ledger = _empty(storage)
         if storage.core_blob:
-            checkpoint.load(self.ledger, storage.core_blob, storage.hour_blobs())
+            checkpoint.load(self.ledger, storage.core_blob, storage.core_rows(TABLES))
+
+    def decode(self, tables: Backend) -> Ledger:
+        """The ledger in the tables of a received snapshot; for a thread, because decoding 100,000 topics takes seconds.
+        `switch` takes the ledger into use."""
+        ledger = _empty(self.storage)
+        core = tables.get(CHECKPOINT, CORE) or b""
+        checkpoint.decode(ledger, core, {table: scan_all(tables, table) for table in TABLES})
+        return ledger
+
+    def switch(self, storage: Storage, ledger: Ledger) -> None:
+        """Continue with the storage of an installed snapshot, and with the ledger that was decoded from it."""
+        ledger.store, ledger.tables, ledger.names = storage.hours, storage.tables, storage.names
+        ledger.store.set_clock(ledger.now_hour)
+        self.storage, self.ledger = storage, ledger
+
+
+def _empty(storage: Storage) -> Ledger:
+    return Ledger(storage.identity.group, storage.hours, storage.tables, storage.names)
 
 
 class Checkpoints:
@@ -118,7 +138,7 @@ class Checkpoints:
             return
         self.bytes_since = 0
         began = self._last = self._runtime.monotonic()
-        blob, hours = checkpoint.dump(self._replica.ledger)
+        core, slices = checkpoint.begin(self._replica.ledger)
         index, term = raft.applied_index, raft.applier.applied_term
 
         def done(error: BaseException | None) -> None:
@@ -133,7 +153,7 @@ class Checkpoints:
             raft.compact(index)
             then()
 
-        storage.checkpoint(index, term, blob, hours, done)
+        storage.checkpoint(index, term, core, slices, done)
 
     def _look_for_space(self) -> None:
         self._unchecked = 0

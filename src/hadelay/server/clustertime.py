@@ -56,10 +56,10 @@ class ClusterClock:
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
-        #: Used until the clock is ready: monotonic time at which the first peer reported cluster time; and bounds of
-        #: cluster time minus monotonic time (ms), from the reports of all peers.
-        self._told_since: float | None = None
-        self._told = (float("-inf"), float("inf"))
+        #: Used only until the clock is ready: monotonic time at which the first peer reported cluster time; and bounds
+        #: of cluster time minus monotonic time (ms), from the reports of all peers.
+        self._learning_since: float | None = None
+        self._bounds = (float("-inf"), float("inf"))
         #: Last wall clock samples per node: (round trip in s, wall minus monotonic clock in ms, time in s).
         self._walls: dict[str, deque[tuple[float, float, float]]] = {}
 
@@ -161,11 +161,11 @@ class ClusterClock:
         monotonic time `mono`, in ms. ahead_ms: leader's clock minus its wall clock. Inside the bounds the clock moves
         by a small step only, because the bounds of a slow link are less exact than this clock. A clock ahead of the
         leader's would end delays early if this node led next."""
-        held = self._running(mono) - mono * 1000.0
+        offset_ms = self._running(mono) - mono * 1000.0
         if most - least <= self.skew_ms:
             likely = self._likely(least, most, ahead_ms)
-            held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, likely))
-        self._anchor(max(least, min(most, held)) + mono * 1000.0, mono)
+            offset_ms = max(offset_ms - _FOLLOW_MS, min(offset_ms + _FOLLOW_MS, likely))
+        self._anchor(max(least, min(most, offset_ms)) + mono * 1000.0, mono)
 
     def _learn(self, least: float, most: float, ahead_ms: int, mono: float) -> bool:
         """Set the clock to the likeliest value of the range that the bounds of all peers share, once that range is
@@ -173,11 +173,11 @@ class ClusterClock:
         Returns whether the clock is ready."""
         if most - least > self.skew_ms:
             return False
-        self._told_since = mono if self._told_since is None else self._told_since
-        low, high = max(self._told[0], least), min(self._told[1], most)
+        self._learning_since = mono if self._learning_since is None else self._learning_since
+        low, high = max(self._bounds[0], least), min(self._bounds[1], most)
         # If the bounds of the peers do not overlap (old bounds, or another leader), use the latest bounds alone.
-        self._told = low, high = (low, high) if low <= high else (least, most)
-        if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
+        self._bounds = low, high = (low, high) if low <= high else (least, most)
+        if high - low <= NEAR_MS or mono - self._learning_since >= _LEARN_S:
             self._anchor(self._likely(low, high, ahead_ms) + mono * 1000.0, mono)
         return self.ready
 

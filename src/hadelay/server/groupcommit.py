@@ -9,19 +9,19 @@ and no answer came.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hadelay.api.service import Histogram, Receipts
 from hadelay.codec.commands import encode_publish
-from hadelay.codec.commandtypes import PUBLISHES
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.ports import Done
-from hadelay.server.outlet import Outlet
+from hadelay.server.outlet import Outlet, Way
 from hadelay.server.refusals import Refusals, refusal
 
 #: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller, except on a
@@ -38,10 +38,9 @@ _MAX_INFLIGHT_FORWARDED = 8
 _RETRY_S = 0.02
 #: Timeout, in seconds, of a batch that was sent to a former leader; counted from when another node leads.
 _OVERTAKEN_S = 0.05
+_TOO_LATE = "the request waited too long for its turn on this node: nothing happened"
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: First bytes of encoded commands that publish.
-_PUBLISHES = frozenset(bytes([kind]) for kind in PUBLISHES)
 #: Limit of commands in one entry (the count is a u16).
 _MAX_COMMANDS = 16_384
 
@@ -62,11 +61,8 @@ class Pending:
     drafts: list[Draft] = field(default_factory=list)
     #: Idempotency key of a whole publish request with several drafts (messages to publish).
     key: bytes | None = None
-
-    @property
-    def publishes(self) -> bool:
-        """Whether this publishes messages: drafts of this node's users, or a PUBLISH command of another node."""
-        return bool(self.drafts) or self.command[:1] in _PUBLISHES
+    #: Name of the token of the publish, if apply must know the name; see Publishing.
+    by: str = ""
 
 
 class GroupCommit:
@@ -94,9 +90,11 @@ class GroupCommit:
         self.batches = 0
         #: Histogram of the time from sending a batch to the answer of apply.
         self.commits = Histogram.of(_COMMITS_S)
-        self.held = False
+        self.paused = False
+        #: Called on the leader when a batch closes; returns a command that is written with it, or None.
+        self.rider: Callable[[], tuple[bytes, Done] | None] = lambda: None
         self._sent: list[_Batch] = []
-        #: Publishes of this node and of other nodes, in the order of their arrival.
+        #: Publishes in the order of their arrival: drafts of this node's users, and PUBLISH commands of other nodes.
         self._publishes: deque[Pending] = deque()
         self._commands: deque[Pending] = deque()
         self._scheduled = self._resting = False
@@ -113,52 +111,61 @@ class GroupCommit:
     def waiting_commands(self) -> int:
         return len(self._commands)
 
-    def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
+    def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done, by: str = "") -> None:
         """Queue drafts (messages to publish) for one entry. Only Publishing calls this, after its checks."""
         self.queued_bytes += size
-        self._add(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key))
+        self._publishes.append(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key, by=by))
+        self._schedule()
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Queue a command. Commands keep their order and do not wait for publishes; callers limit their number. term:
         only this node may propose the command, as the leader of that term; NoLeader once the term is over."""
-        self._add(Pending(done, len(command), self.runtime.monotonic(), command, term))
+        queue = self._publishes if command[0] == Command.PUBLISH else self._commands
+        queue.append(Pending(done, len(command), self.runtime.monotonic(), command, term))
+        self._schedule()
 
-    def _add(self, one: Pending) -> None:
-        (self._publishes if one.publishes else self._commands).append(one)
-        if not self._scheduled:
-            self._schedule()
+    def propose_as_leader(self, command: bytes, done: Done) -> None:
+        """Queue a command for the term that this node leads only: nobody waits for the command in a later term."""
+        if term := self.outlet.way().term:
+            self.propose(command, done, term)
+        else:
+            self.runtime.call_soon(done, None, NoLeader("this node does not lead (any more)"))
 
     def flush_soon(self) -> None:
+        """Call this when the outlet may be ready, or another node may lead."""
         if self._sent:
-            to = self.outlet.to()
+            to = self.outlet.way().to
             for batch in self._sent:
                 batch.leader_is(to)
-        if not self._scheduled and (self._publishes or self._commands):
+        if self._publishes or self._commands:
             self._schedule()
 
-    def hold(self, held: bool) -> None:
-        """Hold back all batches during a planned transfer of leadership (held is True), or release them."""
-        self.held = held
+    def hold(self, paused: bool) -> None:
+        """Hold back all batches during a planned transfer of leadership (paused is True), or release them."""
+        self.paused = paused
         self.flush_soon()
 
     def _schedule(self) -> None:
-        self._scheduled = True
-        self.runtime.call_soon(self._flush)
+        if not self._scheduled:
+            self._scheduled = True
+            self.runtime.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
         self.reject_stale()
         # `_resting` is True for a moment after a refused batch: an outlet that refuses at once would otherwise be
         # called in an endless loop.
-        while not (self.held or self._resting) and (self._publishes or self._commands):
-            shut = self._publishing >= (_MAX_INFLIGHT_SLOW if self.outlet.slow() else _MAX_INFLIGHT_PUBLISHES)
-            most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
+        while not (self.paused or self._resting) and (self._publishes or self._commands):
+            way = self.outlet.way()
+            full = self._publishing >= _MAX_INFLIGHT_PUBLISHES
+            shut = full and not (self._publishing < _MAX_INFLIGHT_SLOW and self.outlet.slow())
+            most = _MAX_INFLIGHT if way.to == self.node else _MAX_INFLIGHT_FORWARDED
             if (shut or not self._publishes) and (self.inflight >= most or not self._commands):
                 return
-            if not self.outlet.ready():
+            if not way.ready:
                 self._wait_for_leader()
                 return
-            if self._send_batch(shut) > self.max_entry_bytes // 2:
+            if self._send_batch(way, shut) > self.max_entry_bytes // 2:
                 # Send only one large batch per turn of the event loop: encoding a large batch takes long
                 self._schedule()
                 return
@@ -166,66 +173,73 @@ class GroupCommit:
     def between_syncs(self) -> None:
         """Send one more batch on the leader before the next sync of its journal begins. No batch much smaller than
         those in flight is sent: each batch costs processor time on all nodes."""
+        if not self._publishes or self._publishing >= _MAX_INFLIGHT_BETWEEN_SYNCS or self.paused or self._resting:
+            return
         inflight = sum(batch.publishes for batch in self._sent)
-        if (
-            self._publishes
-            and 2 * len(self._publishes) >= inflight
-            and self._publishing < _MAX_INFLIGHT_BETWEEN_SYNCS
-            and self.outlet.term()
-            and not (self.held or self._resting)
-        ):
-            self._send_batch(False)
+        if 2 * len(self._publishes) >= inflight and (way := self.outlet.way()).term:
+            self._send_batch(way, False)
 
     def reject_stale(self) -> None:
-        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the publishes'
-        idempotency keys may expire before they are sent."""
+        """Reject publishes, and commands of users, that are older than the commit timeout: clients may have retried
+        elsewhere, and idempotency keys may expire before they are sent."""
         oldest = self.runtime.monotonic() - self.commit_timeout_s
         while self._publishes and (late := self._publishes[0]).since < oldest:
             self._publishes.popleft()
             self.queued_bytes -= late.size if late.drafts else 0
-            late.done(None, Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
+            late.done(None, Overloaded(_TOO_LATE, retry_after_ms=1_000))
+        if self._commands and self._commands[0].since < oldest:
+            stale = [one for one in self._commands if one.since < oldest and not one.term]
+            self._commands = deque(one for one in self._commands if one.since >= oldest or one.term)
+            for one in stale:
+                one.done(None, Overloaded(_TOO_LATE, retry_after_ms=1_000))
 
-    def _send_batch(self, shut: bool) -> int:
+    def _send_batch(self, way: Way, shut: bool) -> int:
         """Send one batch and return its size in bytes. shut: leave publishes out."""
-        taken = [] if shut else _take(self._publishes, self.max_entry_bytes)
-        room = self.max_entry_bytes - sum(one.size for one in taken)
-        commands = _take(self._commands, room) if room > 0 or not taken else []
-        term = self.outlet.term()
-        for one in [one for one in [*taken, *commands] if one.term not in (0, term)]:
-            one.done(None, NoLeader("this node's term as the leader ended before the command was proposed"))
-        publishes = [one for one in taken if one.drafts]
-        commands = [one for one in [*taken, *commands] if not one.drafts and one.term in (0, term)]
+        room, term = self.max_entry_bytes, way.term
+        publishes, room = ([], room) if shut else _take(self._publishes, room, term)
+        commands = _take(self._commands, room, term)[0] if room > 0 or not publishes else []
         if not publishes and not commands:
             return 0
-        groups = _group(publishes)
-        encoded = [encode_publish(self.node, [d for p in group for d in p.drafts], group[0].key) for group in groups]
-        encoded += [c.command for c in commands]
+        groups, submitted = _group(publishes) if publishes else ([], [])
+        commands = submitted + commands
+        if term and (riding := self.rider()) is not None:
+            commands.append(Pending(riding[1], len(riding[0]), self.runtime.monotonic(), riding[0], term))
+        encoded = []
+        for group in groups:
+            first = group[0]
+            drafts = first.drafts if len(group) == 1 else [draft for one in group for draft in one.drafts]
+            encoded.append(encode_publish(self.node, drafts, first.key, first.by))
+        for command in commands:
+            encoded.append(command.command)
+        batch = _Batch(self, publishes, groups, commands, way.to)
         self.inflight += 1
         self.batches += 1
-        batch = _Batch(self, groups, commands)
         self._publishing += batch.publishes > 0
         self._sent.append(batch)
-        self.outlet.send(encoded, batch.answer)
+        self.outlet.send(way, encoded, batch.answer)
         return sum(map(len, encoded))
 
-    def settled(self, batch: _Batch, publishes: list[Pending], commands: list[Pending], again: bool) -> None:
+    def settled(self, batch: _Batch, again: bool) -> None:
         """Handle the answer to a batch. again: nothing happened, so its commands go back to the head of the queue."""
         self.inflight -= 1
         self._publishing -= batch.publishes > 0
         self._sent.remove(batch)
         if again:
-            self._publishes.extendleft(reversed([*publishes, *(c for c in commands if c.publishes)]))
-            self._commands.extendleft(reversed([c for c in commands if not c.publishes]))
+            self._publishes.extendleft(reversed(batch.taken))
+            self._commands.extendleft(reversed([c for c in batch.commands if c.command[0] != Command.PUBLISH]))
             self._wait_for_leader()
             if not self._resting:
                 self._resting = True
                 self.runtime.call_later(_RETRY_S, self._rested)
             return
-        self.queued_bytes -= sum(p.size for p in publishes)
+        for publish in batch.taken:
+            if publish.drafts:
+                self.queued_bytes -= publish.size
         if self._leaderless is not None:
             self._leaderless.cancel()
             self._leaderless = None
-        self.flush_soon()
+        if self._publishes or self._commands:
+            self._schedule()
 
     def _rested(self) -> None:
         self._resting = False
@@ -252,14 +266,23 @@ class GroupCommit:
 class _Batch:
     """A batch in flight, answered once: by results, an error or the timeout."""
 
-    __slots__ = ("began", "commands", "groups", "open", "overtaken", "publishes", "queue", "timer", "to")
+    __slots__ = ("began", "commands", "groups", "open", "overtaken", "publishes", "queue", "taken", "timer", "to")
 
-    def __init__(self, queue: GroupCommit, groups: list[list[Pending]], commands: list[Pending]) -> None:
-        self.queue, self.groups, self.commands = queue, groups, commands
+    def __init__(
+        self,
+        queue: GroupCommit,
+        taken: list[Pending],
+        groups: list[list[Pending]],
+        commands: list[Pending],
+        to: str | None,
+    ) -> None:
+        """taken: publishes in the order of their arrival; those of this node's users are in `groups`, one for each
+        PUBLISH, and those of other nodes in `commands`. to: the node that gets the batch."""
+        self.queue, self.taken, self.groups, self.commands = queue, taken, groups, commands
         #: Number of publishes of this node's users, and of PUBLISH commands of other nodes.
-        self.publishes = sum(map(len, groups)) + sum(command.publishes for command in commands)
+        self.publishes = len(taken)
         self.open, self.overtaken = True, False
-        self.to = queue.outlet.to()
+        self.to = to
         self.began = queue.runtime.monotonic()
         self.timer = queue.runtime.call_later(queue.commit_timeout_s, self._timeout)
 
@@ -280,17 +303,16 @@ class _Batch:
             return
         self.open = False
         self.timer.cancel()
-        publishes = [p for group in self.groups for p in group]
         if error is None and (
             not isinstance(results, list | tuple) or len(results) != len(self.groups) + len(self.commands)
         ):
             error = OutcomeUnknown("the leader's answer does not fit this batch; the request may still take effect")
         again = isinstance(error, NoLeader)
-        self.queue.settled(self, publishes, self.commands, again)
+        self.queue.settled(self, again)
         if again:
             return
         if error is not None:
-            for one in [*publishes, *self.commands]:
+            for one in [*(p for group in self.groups for p in group), *self.commands]:
                 one.done(None, error)
             return
         assert results is not None
@@ -301,20 +323,34 @@ class _Batch:
             command.done(result, None)
 
 
-def _take(queue: deque[Pending], room: int) -> list[Pending]:
-    """Take commands from the head of the queue: as many as fit into one entry, but at least one."""
+def _take(queue: deque[Pending], room: int, term: int) -> tuple[list[Pending], int]:
+    """Take commands from the head of the queue: as many as fit into `room` bytes of an entry, but at least one. Returns
+    these, and the rest of the room. A command of another term than `term` is answered NoLeader and left out."""
     taken: list[Pending] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].size <= room or not taken):
-        taken.append(queue.popleft())
-        room -= taken[-1].size
-    return taken
+        one = queue.popleft()
+        if one.term not in (0, term):
+            one.done(None, NoLeader("this node's term as the leader ended before the command was proposed"))
+            continue
+        taken.append(one)
+        room -= one.size
+    return taken, room
 
 
-def _group(publishes: list[Pending]) -> list[list[Pending]]:
-    """Group publishes into commands: all publishes without a request key share one command; each publish with a request
-    key gets its own."""
-    shared = [p for p in publishes if p.key is None]
-    return ([shared] if shared else []) + [[p] for p in publishes if p.key is not None]
+def _group(publishes: list[Pending]) -> tuple[list[list[Pending]], list[Pending]]:
+    """Group publishes of this node's users into commands: all without a request key share one command per token's name,
+    and each with a request key gets its own. Returns the groups, and the PUBLISH commands of other nodes."""
+    shared: dict[str, list[Pending]] = {}
+    alone: list[list[Pending]] = []
+    submitted: list[Pending] = []
+    for publish in publishes:
+        if not publish.drafts:
+            submitted.append(publish)
+        elif publish.key is None:
+            shared.setdefault(publish.by, []).append(publish)
+        else:
+            alone.append([publish])
+    return [*shared.values(), *alone], submitted
 
 
 def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:

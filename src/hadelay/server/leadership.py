@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from hadelay.codec.commands import encode_feature, encode_settings
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import Done, Finished
+from hadelay.raft.ports import Finished
 from hadelay.server.checkpoints import Replica
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.ledterm import LedTerm
 from hadelay.server.link import Reply
 from hadelay.server.peers import Peers
 from hadelay.settings.node import Config
-from hadelay.version import CONSUMERS_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,19 @@ class TermPart(Protocol):
 
 class Leadership:
     def __init__(
-        self, config: Config, replica: Replica, raft: RaftNode, peers: Peers, group_commit: GroupCommit,
+        self,
+        config: Config,
+        replica: Replica,
+        raft: RaftNode,
+        peers: Peers,
+        group_commit: GroupCommit,
         delivery: DeliveryLoop,
-    ) -> None:  # fmt: skip
+        *,
+        led: LedTerm,
+    ) -> None:
         self._config, self._replica, self._raft, self._clock = config, replica, raft, peers.clock
-        self.link, self.peers, self.group_commit, self.delivery = peers.link, peers, group_commit, delivery
-        #: The term in which this node leads and may propose, because cluster time is known and all entries before the
-        #: term are applied. 0 while it does not lead.
-        self.leading = 0
+        self._link, self._peers, self._group_commit, self._delivery = peers.link, peers, group_commit, delivery
+        self._led = led
         self._elected = 0
         self._transferring = False
         #: Called at each sign of life of a leader, and when this node begins to lead.
@@ -54,16 +59,37 @@ class Leadership:
         #: Parts that work only while this node leads: `on_leader` calls them in this order, `on_follower` in reverse
         #: order.
         self.parts: list[TermPart] = [delivery]
-        self.link.handlers |= {
+        self._link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers, "blocked": self._on_blocked,
+            "groups": self._on_groups,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
             "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
         }  # fmt: skip
 
     @property
+    def leading(self) -> int:
+        """The term that this node leads and may propose in; 0 when it does not lead."""
+        return self._led.number
+
+    @property
     def level(self) -> int:
         """Feature level of the cluster, as far as this node has applied."""
         return self._replica.ledger.level
+
+    def confirm(self, problem: Callable[[], HadelayError | None], done: Finished) -> None:
+        """Call done(problem()), but judge a second time before a definite refusal is answered: this node may have just
+        started, or be cut off, and not know the cluster's present state. The second time follows a ReadIndex, and
+        done(NoLeader) says that the state cannot be known now."""
+
+        def known(error: HadelayError | None) -> None:
+            if error is None and not self._clock.ready:
+                error = NoLeader("this node does not know the cluster's time yet", retry_after_ms=500)
+            done(error or problem())
+
+        if problem() is None:
+            done(None)
+        else:
+            self._raft.read_index(known)
 
     def serves(self) -> bool:
         """Whether a leader is known, and this node has applied everything committed before it started."""
@@ -71,24 +97,17 @@ class Leadership:
         follows = self._raft.leader not in (None, self._raft.name) and self._clock.ready
         return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
 
-    def propose(self, command: bytes, done: Done) -> None:
-        """Propose a command in this leader's present term only: nobody waits for the command in a later term."""
-        if self.leading:
-            self.group_commit.propose(command, done, self.leading)
-        else:
-            self._raft.runtime.call_soon(done, None, NoLeader(_NOT_LEADING))
-
     def on_leader(self, term: int) -> None:
         self._elected = term
         self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
-        self.peers.tell()  # send cluster time to the other nodes, so that they follow this node's clock at once
+        self._peers.tell()  # send cluster time to the other nodes, so that they follow this node's clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:
-        self._elected = self.leading = 0
+        self._elected = self._led.number = 0
         self._clock.follow(self._raft.runtime.monotonic())
         self.stop()
-        self.group_commit.flush_soon()
+        self._group_commit.flush_soon()
 
     def stop(self) -> None:
         for part in reversed(self.parts):
@@ -97,24 +116,24 @@ class Leadership:
     def clock_changed(self) -> None:
         """Begin to lead once this node is elected and cluster time is known; until then it proposes nothing."""
         if self._elected and not self.leading and self._clock.ready:
-            self.leading = self._elected
+            self._led.number = self._elected
             self.agree_on_settings()
             self._agree_on_level()
             for part in self.parts:
                 part.on_leader(self.leading)
             self.leader_seen()
         elif self.leading:
-            self.delivery.clock_changed()
+            self._delivery.clock_changed()
             self._agree_on_level()
 
     def leader_seen(self) -> None:
         """Send waiting commands, because a leader, perhaps a new one, showed a sign of life."""
-        self.group_commit.flush_soon()
+        self._group_commit.flush_soon()
         self.on_sign()
 
     def _agree_on_level(self) -> None:
-        if (level := self.peers.common_level()) > self._replica.ledger.level:
-            self.propose(encode_feature(level), _ignore)
+        if (level := self._peers.common_level()) > self._replica.ledger.level:
+            self._group_commit.propose_as_leader(encode_feature(level), _ignore)
 
     def agree_on_settings(self) -> None:
         """Replicate those settings of the leader on which the results of apply depend, so that all nodes use the same
@@ -128,7 +147,7 @@ class Leadership:
             "max_lease_ms": self._config.http.max_lease_ms,
         }
         if not wanted.items() <= self._replica.ledger.settings.to_map().items():
-            self.propose(encode_settings(wanted), _ignore)
+            self._group_commit.propose_as_leader(encode_settings(wanted), _ignore)
 
     def transfer(self, to: str | None, done: Finished, why: str = "it was asked to") -> None:
         """Hand leadership over: stop hand-outs, commit the dispatch state, then transfer. Leader only. why: the reason
@@ -141,18 +160,18 @@ class Leadership:
             return
         self._transferring = True
 
-        def held() -> None:
-            self.group_commit.hold(True)
+        def quiet() -> None:
+            self._group_commit.hold(True)
             self._raft.transfer(to, over, why)
 
         def over(error: HadelayError | None) -> None:
             self._transferring = False
-            self.group_commit.hold(False)
+            self._group_commit.hold(False)
             if self.leading:
-                self.delivery.resume()
+                self._delivery.resume()
             done(error)
 
-        self.delivery.hold(held)
+        self._delivery.hold(quiet)
 
     @property
     def drained(self) -> bool:
@@ -161,10 +180,25 @@ class Leadership:
 
     def drain(self, drained: bool, done: Finished) -> None:
         """Hand leadership over and refuse new publishes and polls; or end the drain. A restart ends the drain, too."""
+
+        def judged(refused: HadelayError | None) -> None:
+            if refused is not None:
+                done(refused)
+            else:
+                self._drain(drained, done)
+
+        if drained:
+            self.confirm(self._drain_problem, judged)
+        else:
+            self._drain(drained, done)
+
+    def _drain_problem(self) -> HadelayError | None:
+        if not self._raft.membership.sole_voter:
+            return None
+        return Conflict(f"{self._raft.name} is the only voter; draining it would stop the cluster")
+
+    def _drain(self, drained: bool, done: Finished) -> None:
         raft = self._raft
-        if drained and raft.membership.sole_voter:
-            done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
-            return
         if drained and self._transferring:
             # The failure of this drain must not end a drain that is under way
             done(Overloaded(_TRANSFERRING, retry_after_ms=1_000))
@@ -186,18 +220,18 @@ class Leadership:
         """Call a link operation on the leader; on this node if this node leads or knows no leader."""
         leader, name = self._raft.leader, self._raft.name
         if self.leading or leader is None or leader == name:
-            self.link.handlers[op](name, payload, done)
+            self._link.handlers[op](name, payload, done)
         else:
-            self.link.call(leader, op, payload, timeout_s, done)
+            self._link.call(leader, op, payload, timeout_s, done)
 
     def _on_ready(self, peer: str, numbers: Any, reply: Reply) -> None:
         """Reply with reports of the topics `numbers`; nil: of all topics that may have something to report."""
-        self._report(self.delivery.active_topics() if numbers is None else list(map(int, numbers)), 0, {}, reply)
+        self._report(self._delivery.active_topics() if numbers is None else list(map(int, numbers)), 0, {}, reply)
 
     def _report(self, numbers: Sequence[int], start: int, found: dict[int, tuple[int, ...]], reply: Reply) -> None:
         """Reply with reports of the topics `numbers`, of which `found` has those before index `start`."""
         end = start + _REPORTS_AT_ONCE
-        found |= self.delivery.topic_reports(numbers[start:end])
+        found |= self._delivery.topic_reports(numbers[start:end])
         if not self.leading:
             reply(None, NoLeader(_NOT_LEADING, retry_after_ms=50))
         elif end < len(numbers):
@@ -206,17 +240,21 @@ class Leadership:
             reply(found, None)
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
-        whole, mine = self.level >= CONSUMERS_LEVEL, self._raft.name
-        found = [
-            (name, at_ms, *((node or mine, waits) if whole else ()))  # before, nodes expect pairs
-            for name, at_ms, node, waits in self.delivery.consumers(str(topic))
-        ]
+        """Reply with the consumers of a topic; for None, of all topics, each with its topics."""
+        mine = self._raft.name
+        rows: list[tuple[Any, ...]] = []
+        rows += self._delivery.all_consumers() if topic is None else self._delivery.consumers(str(topic))
+        found = [(name, at_ms, node or mine, *rest) for name, at_ms, node, *rest in rows]
         reply(found if self.leading else None, None)
+
+    def _on_groups(self, peer: str, most: Any, reply: Reply) -> None:
+        """Reply with the key of the group in which a message waits longest, of each topic that has blocked messages."""
+        reply(self._delivery.groups.longest_of_topics(int(most)) if self.leading else None, None)
 
     def _on_blocked(self, peer: str, topic: Any, reply: Reply) -> None:
         """Reply with the Unix ms since when a due message of the topic waits behind its group; 0 if none does."""
         known = self._replica.ledger.topic(str(topic)) if self.leading else None
-        reply(None if known is None else self.delivery.groups.waits_since_ms(known.number), None)
+        reply(None if known is None else self._delivery.groups.waits_since_ms(known.number), None)
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from hadelay.handout.dispatcher import TakeOver
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.node import RaftNode
 from hadelay.server.clustertime import ClusterClock
@@ -32,10 +33,12 @@ class TermSeen(Struct, array_like=True):
     #: Why the leader asked for votes, and why it gave leadership up, in words; "": unknown, or it still leads.
     why: _Text = ""
     left: _Text = ""
+    #: How the leader resumed, as handout.dispatcher.TakeOver; None: it has not found everything overdue yet.
+    took_over: tuple[_Number, _Number, _Number, _Number, _Number, _Number] | None = None
 
 
 class BackupSeen(Struct, array_like=True):
-    """A snapshot that a node held for a backup."""
+    """A snapshot that a node kept for a backup."""
 
     node: _Text
     snapshot: _Text
@@ -72,8 +75,14 @@ class Logbook:
             row.left = f"{raft.name} {why}"
             self._tell(raft.peers)
 
+    def took_over(self, taken: TakeOver) -> None:
+        """Note how this node resumed as the leader."""
+        if (row := self._terms.get(self._leads)) is not None:
+            row.took_over = taken
+            self._tell(self._raft.peers)
+
     def leader_heard(self) -> None:
-        """Note the present leader, perhaps a new one, which may be too old to tell why it leads."""
+        """Note the present leader, perhaps a new one. A leader of an earlier version does not report why it leads."""
         leader, term = self._raft.leader, self._raft.term
         if term not in self._terms and leader not in (None, self._raft.name):
             self._add_term(TermSeen(term, str(leader), self._now_ms()))
@@ -89,7 +98,7 @@ class Logbook:
         return [(row, left[n] or row.why) for n, row in enumerate(rows)]
 
     def backups(self) -> list[BackupSeen]:
-        """Backups that this node served or was told of, the newest first."""
+        """Backups that this node served or learned of, the newest first."""
         return sorted(self._backups.values(), key=lambda row: (-row.at_ms, row.node, row.snapshot))
 
     def backup_began(self, snapshot: str, at_ms: int, size: int) -> BackupSeen:
@@ -139,10 +148,10 @@ class Logbook:
 
     def _add_term(self, row: TermSeen) -> None:
         known = self._terms.get(row.term)
-        if known is not None:  # what the leader itself has said stays
-            left = known.left or row.left
+        if known is not None:  # keep what the leader itself has noted about its term
+            left, taken = known.left or row.left, known.took_over or row.took_over
             row = known if known.why else row
-            row.left = left
+            row.left, row.took_over = left, taken
         self._terms[row.term] = row
         if len(self._terms) > TERMS:
             del self._terms[min(self._terms)]

@@ -12,15 +12,16 @@ from hadelay.members import MAX_MEMBERS, Member, Members
 from hadelay.raft.ports import Done
 from hadelay.server.link import Reply
 from hadelay.server.node import Node
-from hadelay.settings.rules import is_loopback, split_address
-from hadelay.version import MEMBERS_LEVEL
+from hadelay.settings.rules import advertise_problem, is_wildcard, link_problems, split_address
 
 #: Allowed names of nodes. Names of dots only are refused, because names are part of request paths.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
-_UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
+#: Time in seconds for which a new leader may not have heard of nodes that run: the interval of their notes, and the
+#: time to connect again.
+_FRESH_S = 3.0
 
 
 class MemberChanges:
@@ -28,7 +29,16 @@ class MemberChanges:
 
     def __init__(self, node: Node) -> None:
         self._node, self._raft, self._peers = node, node.raft, node.peers
+        #: Monotonic time since which this node leads.
+        self._leads_since = 0.0
+        node.leadership.parts.append(self)
         node.link.handlers["members"] = self._on_change
+
+    def on_leader(self, term: int) -> None:
+        self._leads_since = self._node.runtime.monotonic()
+
+    def on_follower(self) -> None:
+        """Does nothing: `_change` checks whether this node leads."""
 
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
@@ -39,37 +49,53 @@ class MemberChanges:
     def _change(self, op: str, name: str, address: str, done: Done) -> None:
         """Add a node at an address, or remove one. done(None, None) once the change is committed. Leader only: a leader
         that is to be removed hands over, and answers with NoLeader, so that the caller asks its successor."""
+
+        def judged(refused: HadelayError | None) -> None:
+            if refused is not None:
+                done(None, refused)
+            elif op == "remove" and self._was_removed(name):
+                # Another leader may have been elected, and have added the node again.
+                self._raft.read_index(lambda error: done(None, error))
+            else:
+                self._begin(op, name, address, done)
+
+        refused = self._refusal(op, name, address)
+        if refused is None or refused.retryable:
+            judged(refused)
+        else:
+            self._node.leadership.confirm(lambda: self._refusal(op, name, address), judged)
+
+    def _refusal(self, op: str, name: str, address: str) -> HadelayError | None:
+        """Why this node refuses the change, as far as it knows; None if it does not."""
         if not self._node.leading:
-            done(None, NoLeader("this node does not lead", retry_after_ms=50))
-            return
+            return NoLeader("this node does not lead", retry_after_ms=50)
         if op == "remove" and self._was_removed(name):
-            done(None, None)  # the answer to an earlier request may have been lost
-            return
+            return None  # the answer to an earlier request may have been lost
         try:
             members = self._added(name, address) if op == "add" else self._removed(name)
         except HadelayError as refused:
-            done(None, refused)
-            return
-        goes = op == "remove" and name == self._raft.name
-        error = None if goes else self._raft.membership.refusal(members)
-        if error is not None:
-            done(None, error)
-        elif self._node.ledger.level < MEMBERS_LEVEL:
-            done(None, self._too_old())
-        elif goes:
+            return refused
+        return None if self._leaves(op, name) else self._raft.membership.refusal(members)
+
+    def _begin(self, op: str, name: str, address: str, done: Done) -> None:
+        if self._leaves(op, name):
             gone = NoLeader(f"{name} led, and handed over before its removal: ask the new leader", retry_after_ms=50)
             self._node.leadership.transfer(None, lambda error: done(None, error or gone), "it is removed")
         else:
+            members = self._added(name, address) if op == "add" else self._removed(name)
             self._raft.membership.propose(members, lambda result, error: done(None, error))
 
-    def _too_old(self) -> HadelayError:
-        """The error when the feature level is too low for member changes: a node is old or absent, or the leader is
-        about to raise the level."""
-        for peer in self._peers.peers.values():
-            if not self._peers.live(peer.name) or peer.feature_level < MEMBERS_LEVEL:
-                text = f"the first member change needs every node running and upgraded: {peer.name} is not"
-                return Conflict(text)
-        return Overloaded("the feature level is being raised: try again", retry_after_ms=500)
+    def _leaves(self, op: str, name: str) -> bool:
+        """Whether this change removes this leader itself."""
+        return op == "remove" and name == self._raft.name
+
+    def _fresh(self, away: list[str]) -> Overloaded | None:
+        """The error while this leader cannot know yet whether nodes that it does not hear are away."""
+        if self._node.runtime.monotonic() - self._leads_since >= _FRESH_S:
+            return None
+        return Overloaded(
+            f"this leader is new and has not heard of {', '.join(away)} yet: try again", retry_after_ms=500
+        )
 
     def _settled(self) -> Members:
         members = self._raft.membership.members
@@ -85,26 +111,37 @@ class MemberChanges:
             host, port = split_address(address)
         except ValueError as error:
             raise BadRequest(f"raft: {error}") from None
-        if not port or host in _UNSPECIFIED or not _ADDRESS.fullmatch(address):
+        if not port or is_wildcard(host) or not _ADDRESS.fullmatch(address):
             raise BadRequest(f"raft: other nodes cannot reach {address!r}: give the node's host:port in the network")
         for member in self._raft.membership.members:
             if member.name == name:
                 raise Conflict(f"{name} is a member already, at {member.address}")
             if member.address == address:
                 raise Conflict(f"{address} is the address of {member.name}")
-            if member.name == self._raft.name and self._unreachable(member.address, address):
-                raise Conflict(
-                    f"{name} could not reach {member.name} at {member.address}: restart {member.name} with an address "
-                    "that others can reach under raft.listen and [raft.peers]"
-                )
+        self._check_reachable(name, address)
         members = self._settled()
         if len(members) >= MAX_MEMBERS:
             raise LimitReached(f"a cluster has at most {MAX_MEMBERS} members")
         return tuple(sorted([*members, Member(name, address, voter=False, joined=True)]))
 
-    @staticmethod
-    def _unreachable(mine: str, theirs: str) -> bool:
-        return split_address(mine)[0] in _UNSPECIFIED or (is_loopback(mine) and not is_loopback(theirs))
+    def _check_reachable(self, name: str, address: str) -> None:
+        """Raise Conflict if, with the new member, members or clients would not find a member: what a node refuses at
+        its start, as far as this node knows the others."""
+        addresses = {member.name: member.address for member in self._raft.membership.members} | {name: address}
+        for wrong, problem in link_problems(addresses):
+            if wrong == name:
+                raise Conflict(f"raft: {problem}; give {name}'s address in the network of the other members")
+            raise Conflict(
+                f"{name} could not reach {wrong} at {addresses[wrong]}: restart {wrong} with an address that others "
+                "can reach under raft.listen and [raft.peers]"
+            )
+        urls = {peer.name: peer.http for peer in self._peers.peers.values()}
+        for member, url in (urls | {self._raft.name: self._node.config.advertise}).items():
+            if member in addresses and (problem := advertise_problem(url, addresses)):
+                raise Conflict(
+                    f"clients that ask {name} would be sent to {member} at {url}, and {problem}: restart {member} with "
+                    "http.advertise set to a URL that others can reach, then add the member"
+                )
 
     def _was_removed(self, name: str) -> bool:
         """Whether the list without the node `name` is committed, and the node once was a member, as far as this node
@@ -130,7 +167,10 @@ class MemberChanges:
         needed = len(left) // 2 + 1
         there = [other for other in left if other == self._raft.name or self._raft.replication.hears(other)]
         if len(there) < needed:
-            away = ", ".join(sorted({*left} - {*there}))
+            missing = sorted({*left} - {*there})
+            if (fresh := self._fresh(missing)) is not None:
+                raise fresh
+            away = ", ".join(missing)
             raise Conflict(
                 f"removing {name} would stop the cluster: of {', '.join(left)} at least {needed} must answer and vote, "
                 f"and only {len(there)} can; bring {away} back first, or remove a node that is gone for good"

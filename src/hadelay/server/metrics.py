@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hadelay.api.service import Family, Histogram, Measured, Values
-from hadelay.ledger.bulk import queued
-from hadelay.ledger.bulkjob import JOB_COUNTS
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.jobs.bulk import queued
+from hadelay.ledger.jobs.bulkjob import JOB_COUNTS
+from hadelay.ledger.topics.topics import TopicState
+from hadelay.ledger.views.fill import fill_ratios
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
 from hadelay.server.node import Node
+from hadelay.server.patrol import METRICS as PATROL
+from hadelay.server.service.attention import counts_of
 from hadelay.server.webhooks.pool import GONE, Webhooks
 from hadelay.timing import zones
 
@@ -30,14 +33,14 @@ CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
     "group_rate",
 )  # fmt: skip
-#: What became of callbacks.
+#: Outcomes of callbacks.
 CALLBACKS = ("filed", "over_quota", "lost")
 #: Outcomes of occurrences of schedules.
 OCCURRENCES = ("made", "missed", "overlapped", "refused")
 #: Outcomes of messages; a dead message may be redriven.
 OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
-    "redriven": Event.REDRIVEN,
+    "redriven": Event.REDRIVEN, "transferred": Event.TRANSFERRED,
 }  # fmt: skip
 #: Time in seconds after which a scrape lets other tasks of the event loop run.
 _SLICE_S = 0.0005
@@ -57,6 +60,7 @@ class _Topics:
     dropped: int = 0
     waiting: int = 0
     blocked: int = 0
+    retrying: int = 0
     leased: int = 0
     dead: int = 0
     bytes: int = 0
@@ -73,6 +77,7 @@ class _Topics:
         # Sum these gauges over deleted topics, too: leases of their messages may still run.
         self.waiting += topic.waiting
         self.blocked += topic.blocked
+        self.retrying += topic.retrying
         self.leased += topic.leased
         self.dead += topic.dead
         self.bytes += topic.bytes
@@ -89,7 +94,7 @@ class _Topics:
     def rest(self, some: _Topics) -> _Topics:
         """Gauges of the topics without series of their own: the sums of this set of topics minus those of the set
         `some`."""
-        names = ("waiting", "blocked", "leased", "dead", "bytes", "ready")
+        names = ("waiting", "blocked", "retrying", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 
     def states(self) -> dict[str, int]:
@@ -137,7 +142,7 @@ class _Scrape:
     def queues(self) -> Values:
         return _by({
             "publishes": self.queue.waiting_publishes, "commands": self.queue.waiting_commands,
-            "proposals": self.raft.applier.waiting, "receives": self.loop.waiting_polls(),
+            "proposals": len(self.raft.applier.waiters), "receives": self.loop.waiting_polls(),
             "ready_window": self.loop.window_size(), "webhooks": self.webhooks.pool.queued if self.webhooks else 0,
         })  # fmt: skip
 
@@ -157,8 +162,8 @@ class _Scrape:
 
 _Kind = Literal["counter", "gauge", "histogram"]
 _TOPIC, _PEER = ("topic",), ("peer",)
-#: Metrics as (name, kind, labels, help, reader), in the page's order. A reader returns None if only the leader knows
-#: the value.
+#: Metrics as (name, kind, labels, help, reader), in the order of the page /metrics. A reader returns None if only the
+#: leader knows the value.
 _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
     ("delivery_lateness_seconds", "histogram", (),
      "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
@@ -183,6 +188,8 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
      lambda s: _by({
          "waiting": s.topics.waiting, "blocked": s.topics.blocked, "leased": s.topics.leased, "dead": s.topics.dead,
      })),
+    ("retrying_messages", "gauge", (), "Messages that wait after a failed attempt. The same on every node",
+     lambda s: s.topics.retrying),
     ("pending_bytes", "gauge", (), "Size of the records of what waits or is leased. The same on every node",
      lambda s: s.topics.bytes),
     ("topics", "gauge", (), "Topics that exist. The same on every node", lambda s: s.topics.count),
@@ -199,7 +206,7 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("handed_out_messages_total", "counter", (), "Messages handed out by this node as the leader, repeats too",
      lambda s: s.loop.handed_out),
     ("settled_messages_total", "counter", ("outcome",),
-     "Messages that ended: acked, cancelled, expired, dead; redriven ones began anew. The same on every node",
+     "Messages that ended; redriven and transferred ones began anew. The same on every node",
      lambda s: _by(dict(zip(OUTCOMES, s.topics.settled, strict=True)))),
     ("copies_dropped_total", "counter", (),
      "Copies that full subscriptions with on_full drop did not get. The same on every node",
@@ -207,6 +214,10 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("throttled_total", "counter", ("cause",),
      "Hand-outs, publishes and polls that a limit stopped, by its name (howto/flow)",
      lambda s: _by({cause: s.throttled[cause] for cause in CAUSES})),
+    ("table_fill_ratio", "gauge", ("table",),
+     "Rows of tables that all tenants share, by table, as a part of their limit. At 1, new rows are refused; further "
+     "failure reasons share one row. The same on every node",
+     lambda s: _by(fill_ratios(s.node.ledger))),
     ("bulk_jobs", "gauge", ("state",), "Bulk jobs that are running, or queued behind another. The same on every node",
      lambda s: _by(s.bulk_jobs())),
     ("bulk_messages_total", "counter", ("outcome",),
@@ -222,21 +233,22 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("schedule_delay_seconds", "gauge", (),
      "How long the next schedule has waited to be fired: above 0 for long, more are due than 2,000 per second. Leader",
      lambda s: s.loop.schedule_delay_ms() / 1000),
-    ("schedules_invalid", "gauge", (),
-     "Schedules whose time zone this leader's data lack", lambda s: s.loop.invalid_schedules()),
+    ("schedules_invalid", "gauge", (), "Schedules in unknown time zones. Leader", lambda s: s.loop.invalid_schedules()),
     ("tzdata_behind", "gauge", (),
      "1 if this node's time zone data are older than those of a leader before: upgrade it",
      lambda s: float(s.node.ledger.schedules.tzdata > zones.VERSION)),
     ("sweeper_found_messages_total", "counter", (),
      "Messages that were due and forgotten until the sweeper looked: a bug unless 0", lambda s: s.loop.sweeper_found),
+    ("local_index_wrong_total", "counter", (), "Wrong localIndexes that the sweeper found: a bug unless 0",
+     lambda s: s.loop.wrong_cursors),
     ("oldest_blocked_age_seconds", "gauge", (),
      "How long the message that waits longest behind the first ones of its group has been due. Leader only",
      lambda s: s.age(s.loop.groups.waits_since_ms()) if s.node.leading else None),
     ("groups_wrong", "gauge", (),
      "Message groups in which blocked messages wait for nothing: a bug unless 0. Leader only",
      lambda s: s.loop.groups.wrong if s.node.leading else None),
-    ("damaged_links_total", "counter", (),
-     "Index entries or records that did not match their checksum, and were mended", lambda s: s.loop.damaged_links),
+    ("damaged_links_total", "counter", (), "Index entries or records with a wrong checksum that were mended",
+     lambda s: s.loop.damaged_links),
     ("tag_checks_total", "counter", (),
      "Records read because the mask of their tags fitted. This term of the leader", lambda s: s.loop.tag_checks()[0]),
     ("tag_false_positives_total", "counter", (), "Of tag_checks_total, those whose tags did not match after all",
@@ -247,12 +259,18 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("unique_keys", "gauge", (),
      "Keys with unique_for that are remembered, at most half of limits.idempotency_keys. The same on every node",
      lambda s: s.node.ledger.unique_count),
+    ("message_batches", "gauge", (),
+     "Batches, at most 100,000, with ended ones, which are kept for 7 days. The same on every node",
+     lambda s: s.node.ledger.batches.count),
     ("callbacks_total", "counter", ("outcome",),
      "Callbacks that this node applied since it started: filed; over_quota, filed though their topic was full; lost, "
      "because their topic could not be created or its hour was full",
      lambda s: _by({outcome: s.node.ledger.callbacks[outcome] for outcome in CALLBACKS})),
     ("topic_messages", "gauge", (*_TOPIC, "state"),
      "A topic's messages: scheduled, ready, leased, dead; blocked by their groups, if any. Leader only", _per_topic),
+    ("topic_retrying_messages", "gauge", _TOPIC,
+     "A topic's messages that wait after a failed attempt, as part of those that wait or are blocked. Leader only",
+     _per_topic),
     ("topic_pending_bytes", "gauge", _TOPIC, "Size of the records of what waits or is leased. Leader only", _per_topic),
     ("topic_oldest_ready_age_seconds", "gauge", _TOPIC,
      "How long the topic's message that waits longest has been due. Leader only", _per_topic),
@@ -317,7 +335,7 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("checkpoint_replay_bytes", "gauge", (), "Applied since the last checkpoint: what a restart replays",
      lambda s: s.checkpoints.bytes_since),
     ("backup_age_seconds", "gauge", (),
-     "Since the last complete backup that this node served, or was told of since it started; absent without one",
+     "Since the last complete backup that this node served, or learned of since it started; absent without one",
      lambda s: s.backup_age()),
     ("snapshots_sent_total", "counter", (), "Snapshots offered to followers that were too far behind for entries",
      lambda s: s.stats.snapshots_sent),
@@ -343,18 +361,25 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("clock_skew_seconds", "gauge", _PEER,
      "A node's wall clock less cluster time, this node's included; the alarm is at 250 ms",
      lambda s: _by({name: ms / 1000 for name, ms in sorted(s.node.clock.skews(s.now).items())})),
+    ("shard_map_prepared", "gauge", (), "1: a change of the shard map is under way, or stopped half-way",
+     lambda s: int(s.node.ledger.shards.prepared is not None)),
+    ("shard_suspended", "gauge", (), "1: the shard was restored, and creates no topics until it has the map again",
+     lambda s: int(s.node.ledger.shards.suspended)),
+    ("attention", "gauge", ("kind",),
+     "Rows of the report of what needs attention, by kind (GET /v1/attention). Leader only",
+     lambda s: None if (counts := counts_of(s.node)) is None else _by(counts)),
     ("webhook_topics_disabled", "gauge", (), "Topics paused because their webhook answered 410",
      lambda s: s.topics.disabled),
+    *((name, kind, (), text, lambda s, of=of: of(s.node.patrol)) for name, kind, text, of in PATROL),
 ]  # fmt: skip
 _OF_WEBHOOKS: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[Webhooks], Values]]] = [
     ("webhook_calls_total", "counter", ("outcome",), "Calls to webhooks by what came of them: 2xx, 5xx, timeout, …",
      lambda w: _by(dict(sorted(w.pool.outcomes.items())))),
-    ("webhook_call_duration_seconds", "histogram", (), "From the beginning of a call to its answer",
-     lambda w: w.pool.durations),
+    ("webhook_call_duration_seconds", "histogram", (), "Durations of the calls", lambda w: w.pool.durations),
     ("webhook_calls_in_flight", "gauge", (), "Calls under way", lambda w: w.pool.in_flight),
     ("webhook_leases_lost_total", "counter", (),
-     "Calls whose lease had ended before their outcome was told: made again", lambda w: w.pool.reports.lost),
-    ("alerts_sent_total", "counter", (), "Calls that told of dead letters", lambda w: w.alerts.sent),
+     "Calls whose lease had ended before their outcome was committed: made again", lambda w: w.pool.reports.lost),
+    ("alerts_sent_total", "counter", (), "Calls that reported dead letters", lambda w: w.alerts.sent),
     ("alerts_failed_total", "counter", (), "Such calls that failed; they are repeated", lambda w: w.alerts.failed),
 ]  # fmt: skip
 FAMILIES = {row[0]: Family(f"hadelay_{row[0]}", row[1], row[3], row[2]) for row in (*_OF_NODE, *_OF_WEBHOOKS)}
@@ -413,7 +438,7 @@ class NodeMetrics:
         node, numbers, some = self._node, list(self._shown), _Topics()
         monotonic, lateness = node.runtime.monotonic, node.delivery.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
-        states, sizes, ages, blocked, late, published, settled = columns.values()
+        states, retrying, sizes, ages, blocked, late, published, settled = columns.values()
         others = scrape.topics.count > len(numbers)
         until = 0.0
         for start in range(0, len(numbers), _FEW):
@@ -430,6 +455,7 @@ class NodeMetrics:
                     some.add(topic, *at)
                 states |= {(name, state): count for state, count in one.states().items()}
                 ages[name,], sizes[name,], published[name,] = scrape.age(one.oldest_ms), one.bytes, one.published
+                retrying[name,] = one.retrying
                 if topic.blocked:
                     blocked[name,] = scrape.age(scrape.loop.groups.waits_since_ms(number))
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
@@ -438,6 +464,6 @@ class NodeMetrics:
         if others:
             rest = scrape.topics.rest(some)
             states |= {(OTHER, state): count for state, count in rest.states().items()}
-            sizes[OTHER,] = rest.bytes
+            sizes[OTHER,], retrying[OTHER,] = rest.bytes, rest.retrying
         columns["topic_lateness_seconds"] = {key: ms / 1000 for key, ms in late.items()}
         return dict(columns)

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from hadelay import version
 from hadelay.codec.commands import encode_incarnation, encode_members
 from hadelay.codec.entries import encode_entry, members_in
 from hadelay.errors import DamagedFile
 from hadelay.ledger.apply import apply_entry
-from hadelay.ledger.idempotency import is_known
-from hadelay.ledger.publish import retry_after_ms
+from hadelay.ledger.messages.publish import retry_after_ms
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import TopicState
 from hadelay.members import Member, Members
 from hadelay.platform.disk import Disk
 from hadelay.platform.network import Network
@@ -25,24 +24,27 @@ from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
+from hadelay.server.attention import Attention
 from hadelay.server.checkpoints import Checkpoints, Replica, check_files
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
+from hadelay.server.ledterm import LedTerm
 from hadelay.server.link import Link
 from hadelay.server.logbook import Logbook
 from hadelay.server.outlet import Outlet
+from hadelay.server.patrol import Patrol
 from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.publishing import Publishing
 from hadelay.server.reading import ReadAhead, Repairer, VerifiedReader
 from hadelay.server.refusals import Refusals
+from hadelay.server.sessions import SharedSessions
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
 from hadelay.storage.snapshots import Installer, Manifest
 from hadelay.storage.store import Storage
-from hadelay.version import FEATURE_LEVEL, VERSION
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +70,8 @@ class Node:
         self.name = config.node.name
         #: Locks that keep other processes out of this node's directories.
         self.locks = ExitStack()
-        #: Called on the leader, by apply, when a topic's settings changed or messages of the topic died.
-        self.on_topic: Callable[[TopicState], None] = lambda topic: None
+        #: Unix time in s at which the first of this node's certificates expires; 0 without certificates.
+        self.certificate_s: Callable[[], float] = lambda: 0.0
         self.replica = Replica(storage)
         self.clock = ClusterClock(
             self.name, config.members, floor_ms=self.ledger.now_ms, skew_ms=config.limits.max_clock_skew_ms
@@ -78,53 +80,65 @@ class Node:
         self.raft = RaftNode(journal, network, runtime, self, raft_config(config), members=members, on_fatal=on_fatal)
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
-        self.peers = Peers(
-            list(config.members), runtime, self.link, self.clock, self._me, lambda: self.leadership.clock_changed()
-        )
+        self.peers = Peers(list(config.members), runtime, self.link, self.clock, self._me)
+        self.logbook = Logbook(runtime, self.raft, self.link, self.clock)
+        self.sessions = SharedSessions(self.link, lambda: self.raft.peers)
         self.checkpoints = Checkpoints(config, disk, self.replica, self.raft, self.peers.tell, on_fatal)
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = VerifiedReader(self.replica, runtime, self.repairer)
+        self._led = LedTerm()
         self.group_commit = self._make_group_commit()
         journal.between_syncs = self.group_commit.between_syncs
-        self._connect()
+        self.delivery = self._make_delivery()
+        self.group_commit.rider = self.delivery.riding_cursor
+        self.patrol = Patrol(
+            disk, self.replica, runtime, self.reader, self.delivery.repaired, config.storage.patrol_bytes
+        )
+        self.leadership = Leadership(
+            config, self.replica, self.raft, self.peers, self.group_commit, self.delivery, led=self._led
+        )
+        self.attention = Attention(runtime, self.clock, self.replica, self.delivery)
+        self.leadership.parts += (self.logbook, self.attention)
+        self.peers.changed = self.leadership.clock_changed
+        self.guard = Guard(config.webhooks.allow)
+        self.publishing = Publishing(
+            self.leadership, self.group_commit, self.delivery, self.peers, self.replica,
+            guard=self.guard, max_queue_bytes=config.limits.publish_queue_bytes,
+        )  # fmt: skip
 
     def _make_group_commit(self) -> GroupCommit:
         config, commit_timeout_s = self.config, self.config.limits.commit_timeout_ms / 1000
         return GroupCommit(
             self.name,
             self.runtime,
-            Outlet(self.raft, self.replica, self.peers, lambda: self.leading, commit_timeout_s),
-            Refusals(self.runtime.monotonic, lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms())),
+            Outlet(self.raft, self.replica, self.peers, self._led, commit_timeout_s),
+            Refusals(self.runtime.monotonic, self._retry_after_ms),
             max_entry_bytes=config.raft.max_entry_bytes,
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
             commit_timeout_s=commit_timeout_s,
         )
 
-    def _connect(self) -> None:
-        config, runtime = self.config, self.runtime
-        self.delivery = DeliveryLoop(
+    def _make_delivery(self) -> DeliveryLoop:
+        return DeliveryLoop(
             ledger=self.ledger,
-            runtime=runtime,
+            runtime=self.runtime,
             clock=self.clock,
-            propose=lambda command, done: self.leadership.propose(command, done),
-            config=config,
+            propose=self.group_commit.propose_as_leader,
+            config=self.config,
             on_damage=self._damaged,
             has_leader_lease=self.raft.has_leader_lease,
-            watch=lambda topic: self.on_topic(topic),
-            has_space=lambda: not self.peers.full,
-            read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
+            has_space=self.peers.have_space,
+            read_ahead=ReadAhead(self.disk, self.runtime, self._hour_path),
             reader=self.reader,
+            on_take_over=self.logbook.took_over,
         )
-        self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.delivery)
-        self.logbook = Logbook(runtime, self.raft, self.link, self.clock)
-        self.leadership.parts.append(self.logbook)
-        queue_bytes = config.limits.publish_queue_bytes
-        self.guard = Guard(config.webhooks.allow)
-        publishing = Publishing(
-            self.leadership, self.guard, lambda drafts, key: is_known(self.ledger, drafts, key), queue_bytes,
-            lambda topic: len(self.ledger.topics.subscriptions_of(topic)),
-        )  # fmt: skip
-        self.publish, self.propose = publishing.publish, publishing.propose
+
+    def _retry_after_ms(self, topic: str) -> int:
+        """Time until the topic's publish rate has room for another message."""
+        return retry_after_ms(self.ledger.topic(topic), self.now_ms())
+
+    def _hour_path(self, hour: int) -> str:
+        return self.storage.hours.path(hour)
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"
@@ -150,9 +164,11 @@ class Node:
         self.raft.start()
         self.peers.start()
         self.checkpoints.start()
+        self.patrol.start()
 
     def stop(self) -> None:
         """Stop at once, without a checkpoint: everything acknowledged is in the journal."""
+        self.patrol.stop()
         self.leadership.stop()
         self.raft.stop()
         self.storage.close()
@@ -165,10 +181,13 @@ class Node:
 
     def _me(self) -> PeerStatus:
         has_space = self.checkpoints.has_space
-        return PeerStatus(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
+        return PeerStatus(
+            self.name, self.config.advertise, version.VERSION, version.FEATURE_LEVEL, self.raft.applied_index,
+            has_space, self.raft.elections.draining, self.certificate_s(),
+        )  # fmt: skip
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
-        ledger, storage = self.ledger, self.storage
+        ledger, storage = self.replica.ledger, self.replica.storage
         try:
             results = apply_entry(ledger, index, term, command)
         except DamagedFile as damage:
@@ -202,8 +221,7 @@ class Node:
     def members(self) -> tuple[int, Members]:
         return self.ledger.members_index, self.ledger.members
 
-    def members_in(self, command: bytes) -> Members | None:
-        return members_in(command)
+    members_in = staticmethod(members_in)
 
     def members_command(self, members: Members) -> bytes:
         return encode_entry(self.now_ms(), [encode_members(members)], self.ledger.level)
@@ -232,6 +250,7 @@ class Node:
         if up:
             self.peers.greet(peer)
             self.logbook.link_up(peer)
+            self.sessions.link_up(peer)
             self.leadership.leader_seen()
         else:
             self.link.link_down(peer)
@@ -247,15 +266,20 @@ class Node:
 
     def install(self, manifest: Manifest) -> Installer:
         check_files(manifest)
-        return self.storage.install(manifest, self.installed)
+        decoded: list[Ledger] = []
+        return self.storage.install(
+            manifest,
+            lambda: self.installed(decoded[-1]),
+            lambda tables: decoded.append(self.replica.decode(tables)),
+        )
 
-    def installed(self) -> None:
-        """Continue with the state of an installed snapshot. Only a follower installs snapshots, so no proposal waits in
-        this node."""
+    def installed(self, ledger: Ledger) -> None:
+        """Continue with the state of an installed snapshot. ledger: decoded from it. Only a follower installs
+        snapshots, so no proposal waits in this node."""
         self.checkpoints.bytes_since = 0
         self.leadership.stop()
         try:
-            self.replica.load(self.storage.reopen())
+            self.replica.switch(self.storage.reopen(), ledger)
         except Exception as error:  # a disk error, for example: the node has no state to continue with, and stops
             self.raft.fatal(error)
             return

@@ -11,10 +11,10 @@ be old.
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hadelay.platform.runtime import Runtime
 from hadelay.server.clustertime import ClusterClock
@@ -36,8 +36,20 @@ _OLD_S = 10.0
 _ALARMS_S = 5.0
 
 #: Fields of a note: wall clock, cluster time, monotonic clock of the sender and of the receiver, HTTP address, version,
-#: feature level, applied index, has space.
-_NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
+#: feature level, applied index, has space, is drained, end of its first certificate to expire (Unix s; 0 without one).
+_NOTE = tuple[
+    int,
+    int | None,
+    float,
+    float | None,
+    str,
+    str,
+    int,
+    int,
+    bool,
+    bool,
+    Annotated[float, Meta(ge=0, le=253_402_300_799)],
+]
 
 
 class PeerStatus(Struct):
@@ -48,12 +60,15 @@ class PeerStatus(Struct):
     applied_index: int = 0
     #: False if the node has less free space than storage.min_free_bytes: the leader then refuses publishes.
     has_space: bool = True
+    #: Whether the node is being drained, or is drained.
+    drained: bool = False
+    #: Unix time in s at which the first of the node's certificates expires; 0 without one.
+    certificate_s: float = 0.0
     heard: float = -1e9
 
 
 class Peers:
-    """Exchanges notes with the other nodes and keeps their status. `me()` gives this node's own status. `changed` is
-    called after each note, because the clock may have become ready."""
+    """Exchanges notes with the other nodes and keeps their status. `me()` gives this node's own status."""
 
     def __init__(
         self,
@@ -62,13 +77,14 @@ class Peers:
         link: Link,
         clock: ClusterClock,
         me: Callable[[], PeerStatus],
-        changed: Callable[[], None],
     ) -> None:
-        self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
+        self.runtime, self.link, self.clock, self.me = runtime, link, clock, me
+        #: Called after each note, because the clock may have become ready.
+        self.changed: Callable[[], None] = lambda: None
         self.peers = {name: PeerStatus(name) for name in names}
         #: Names of the nodes whose wall clocks count: the voters.
         self.voters = frozenset(names)
-        #: Live nodes without space, this one included, as of the last note.
+        #: Names of live nodes whose disk has too little free space, this node included, as of the last note.
         self.full: list[str] = []
         #: Per linked peer: its monotonic clock minus this node's, too low by the travel time of its last note.
         self._ahead: dict[str, float] = {}
@@ -115,6 +131,10 @@ class Peers:
             if name != me.name:
                 self._send(name)
 
+    def have_space(self) -> bool:
+        """Whether every live node has room for more messages."""
+        return not self.full
+
     def no_space(self, what: str = "new messages") -> str:
         """Why the leader refuses publishes, and acks with results; empty while all live nodes have space."""
         if not self.full:
@@ -130,18 +150,20 @@ class Peers:
         mono = self.runtime.monotonic()
         now = self.clock.read(mono) if self.clock.ready else None
         yours = mono + self._ahead[name] if name in self._ahead else None
-        facts = me.http, me.version, me.feature_level, me.applied_index, me.has_space
+        facts = me.http, me.version, me.feature_level, me.applied_index, me.has_space, me.drained, me.certificate_s
         self.link.note(name, "hello", [self.runtime.wall_ms(), now, mono, yours, *facts])
 
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
-        wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
+        wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space, drained, certificate_s = (
+            msgspec.convert(payload, _NOTE)
+        )
         if name not in self.peers:
             return  # ignore the note: its sender is no longer a member
-        if not all(map(math.isfinite, (theirs, yours or 0.0))):
-            raise ValueError("note: a clock reading is not a finite number")
+        if not all(map(math.isfinite, (theirs, yours or 0.0, certificate_s))):
+            raise ValueError("note: a time is not a finite number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
-        self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)
+        self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, drained, certificate_s, mono)
         self._look_for_space()
         # Ignore a returned clock reading that is ahead of this node's clock: it was sent before this machine restarted.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:

@@ -3,26 +3,31 @@
 A publish is judged, split if it is too large for one entry, and its answers are merged.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
 
+from hadelay.api.publishoptions import OPTIONS
 from hadelay.api.service import PublishDone, Receipts
-from hadelay.codec.commandtypes import PUBLISHES, Command
+from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import is_whole, kind_of
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import Refused
 from hadelay.errors import Conflict, DiskFull, HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.ledger.messages.idempotency import is_known
 from hadelay.model import Draft
 from hadelay.raft.ports import Done
-from hadelay.server.gather import gather
+from hadelay.server.checkpoints import Replica
+from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
-from hadelay.version import CALLBACKS_LEVEL, SCHEDULER_LEVEL, UNIQUE_LEVEL
+from hadelay.server.peers import Peers
+from hadelay.version import FIRST_LEVEL
 
 #: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
 #: overhead.
@@ -38,39 +43,49 @@ _NEVER = frozenset({Command.MEMBERS})
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
+#: Feature level that a field of Draft needs, if above the first: until the cluster has switched to that level, nodes
+#: refuse publishes with the field. Apply would refuse all publishes of the same command.
+LEVEL_OF_OPTION = {row.draft or name: row.level for name, row in OPTIONS.items() if row.level > FIRST_LEVEL}
+
+
 def _newer(drafts: list[Draft], level: int) -> str:
     """The option of these drafts that needs a higher feature level than this; "" if there is none."""
-    if level < SCHEDULER_LEVEL and any(draft.group is not None for draft in drafts):
-        return "group"
-    if level < UNIQUE_LEVEL and any(draft.unique_ms for draft in drafts):
-        return "unique_for"
-    if level < CALLBACKS_LEVEL:
-        for draft in drafts:
-            if b"\xa2fw" in draft.meta and unpack(draft.meta).fw:
-                return "forward"
-            if draft.callback and ((meta := unpack(draft.meta)).os or meta.of):
-                return "on_success, on_failure"
+    for option, needed in LEVEL_OF_OPTION.items():
+        if needed > level and any(getattr(draft, option) for draft in drafts):
+            return option
     return ""
+
+
+def _too_new(drafts: list[Draft], level: int) -> HadelayError | None:
+    new = _newer(drafts, level)
+    return Conflict(f"{new}: not before every node is upgraded (feature_level of GET /v1/cluster)") if new else None
 
 
 class Publishing:
     """Checks publishes and other commands, and queues them for group commit. One object per node."""
 
     def __init__(
-        self, leadership: Leadership, guard: Guard, is_known: Callable[[list[Draft], bytes | None], bool],
-        max_queue_bytes: int, copies: Callable[[str], int] = lambda topic: 0,
-    ) -> None:  # fmt: skip
-        """is_known: whether these drafts (messages to publish), with this request key, were stored before.
-        max_queue_bytes: limit of publishes without an answer; beyond, publishes and batches of followers are
-        refused. copies: number of subscriptions of a topic."""
-        self._group_commit, self._peers = leadership.group_commit, leadership.peers
-        self._leadership, self._guard, self._is_known = leadership, guard, is_known
-        self._max_queue_bytes, self._copies = max_queue_bytes, copies
-        leadership.link.handlers["submit"] = self._on_submit
+        self,
+        leadership: Leadership,
+        group_commit: GroupCommit,
+        delivery: DeliveryLoop,
+        peers: Peers,
+        replica: Replica,
+        *,
+        guard: Guard,
+        max_queue_bytes: int,
+    ) -> None:
+        """max_queue_bytes: limit of publishes without an answer; beyond, publishes and batches of followers are
+        refused."""
+        self._leadership, self._group_commit, self._delivery = leadership, group_commit, delivery
+        self._peers, self._replica, self._guard = peers, replica, guard
+        self._max_queue_bytes = max_queue_bytes
+        peers.link.handlers["submit"] = self._on_submit
 
-    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+    def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone, by: str = "") -> None:
         """Commit the drafts (messages to publish), in one entry if they fit. `request_key` is the idempotency key of
-        all of them; the error is Impossible if the key was used for other drafts.
+        all of them; the error is Impossible if the key was used for other drafts. by: name of the request's token, ""
+        without one.
 
         Raises nothing: errors come through `done`, which may be called before this returns. Overloaded, DiskFull and
         LimitReached mean that nothing was stored."""
@@ -78,17 +93,31 @@ class Publishing:
             node = self._group_commit.node
             done(None, Overloaded(f"{node} is drained: ask another node", retry_after_ms=0))
             return
-        if new := _newer(drafts, self._leadership.level):
-            done(None, Conflict(f"{new}: not before every node is upgraded (feature_level of GET /v1/cluster)"))
+        if LEVEL_OF_OPTION and _newer(drafts, self._leadership.level):
+            self._leadership.confirm(
+                lambda: _too_new(drafts, self._leadership.level), partial(self._publish, drafts, request_key, done, by)
+            )
+        else:
+            self._publish(drafts, request_key, done, by, None)
+
+    def _publish(
+        self,
+        drafts: list[Draft],
+        request_key: bytes | None,
+        done: PublishDone,
+        by: str,
+        refused_as_new: HadelayError | None,
+    ) -> None:
+        if refused_as_new is not None:
+            done(None, refused_as_new)
             return
-        refused: dict[int, HadelayError] = {
-            n: Impossible(f"callback: {problem}")
-            for n, draft in enumerate(drafts)
-            if draft.callback and (url := unpack(draft.meta).cb) and (problem := self._guard.literal_problem(url))
-        }
+        refused: dict[int, HadelayError] = {}
+        for n, draft in enumerate(drafts):
+            if draft.callback and (url := unpack(draft.meta).cb) and (problem := self._guard.literal_problem(url)):
+                refused[n] = Impossible(f"callback: {problem}")
         if refused:
             kept = [n for n in range(len(drafts)) if n not in refused]
-            done = partial(gather(1, partial(_merge, done, _receipts(len(drafts), refused), [kept])), 0)
+            done = partial(_gather(1, partial(_merge, done, _receipts(len(drafts), refused), [kept])), 0)
             drafts = [drafts[n] for n in kept]
             if not drafts:
                 done(Receipts([], []), None)
@@ -97,7 +126,7 @@ class Publishing:
         if error is not None:
             done(None, error)
         else:
-            self._queue(drafts, request_key, done)
+            self._queue(drafts, request_key, done, by if by and self._makes_rows(drafts, request_key) else "")
 
     def _refusal(self, drafts: list[Draft], request_key: bytes | None) -> HadelayError | None:
         """Return the error if these messages are refused before they are queued, else None."""
@@ -105,12 +134,21 @@ class Publishing:
             return DiskFull(self._peers.no_space(), retry_after_ms=5_000)
         refusals = self._group_commit.refusals
         error = refusals.throttled(drafts)
-        if error is None or self._is_known(drafts, request_key):
+        if error is None or is_known(self._replica.ledger, drafts, request_key):
             return None
         refusals.counts["publish_rate"] += len(drafts)
         return error
 
-    def _queue(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
+    def _makes_rows(self, drafts: list[Draft], request_key: bytes | None) -> bool:
+        """Whether the publish may make rows of tables that all tenants share, so that apply must know its token. Other
+        publishes of all tokens share a command."""
+        return (
+            request_key is not None
+            or any(draft.idem is not None or draft.unique_ms or draft.callback for draft in drafts)
+            or any(self._replica.ledger.known_topic(name) is None for name in {draft.topic for draft in drafts})
+        )
+
+    def _queue(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone, by: str) -> None:
         if request_key is not None and drafts[0].idem is None and all(draft.idem != request_key for draft in drafts):
             # Use the request's key as the first draft's own key. Requests with a single draft can then share a command,
             # and a repeated request with more or fewer drafts does not store the first draft again.
@@ -121,11 +159,11 @@ class Publishing:
         if group_commit.queued_bytes + size > self._max_queue_bytes and group_commit.queued_bytes:
             done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
         elif size <= group_commit.max_entry_bytes:
-            group_commit.enqueue(drafts, request_key, size, done)
+            group_commit.enqueue(drafts, request_key, size, done, by)
         else:
-            self._split(drafts, request_key, done)
+            self._split(drafts, request_key, done, by)
 
-    def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone) -> None:
+    def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone, by: str) -> None:
         """Queue a batch too large for one entry in parts. With a request key, each part gets its own key, so that a
         retry of the batch is harmless."""
         most = size = self._group_commit.max_entry_bytes
@@ -139,29 +177,33 @@ class Publishing:
             size += cost
             sizes[-1] = size
         parts = [range(*ends) for ends in pairwise([*first, len(drafts)])]
-        answered = gather(len(parts), partial(_merge, done, _receipts(len(drafts)), parts))
+        answered = _gather(len(parts), partial(_merge, done, _receipts(len(drafts)), parts))
         for n, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             part_key = None if key is None else b"%d:%s" % (n, key)
-            self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n))
+            self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n), by)
 
-    def _costs(self, drafts: list[Draft]) -> Iterator[int]:
+    def _costs(self, drafts: list[Draft]) -> list[int]:
         """Bytes that each draft counts as, in the queue and in an entry. Copies for subscriptions count, because apply
         files each of them: an entry takes no longer with subscriptions than without."""
-        copies: dict[str, int] = {}
+        subscriptions, copies = self._replica.ledger.topics.subscriptions, dict[str, int]()
+        costs = []
         for draft in drafts:
-            cost = _cost(draft)
+            cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
+            if draft.idem is not None:
+                cost += _KEY_BYTES
+            if draft.key is not None:
+                cost += _KEY_BYTES
             if draft.topic not in copies:
                 cost += _TOPIC_BYTES if copies else 0
-                copies[draft.topic] = _DRAFT_BYTES * self._copies(draft.topic)
-            yield cost + copies[draft.topic]
+                copies[draft.topic] = _DRAFT_BYTES * len(subscriptions.get(draft.topic, ()))
+            costs.append(cost + copies[draft.topic])
+        return costs
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Propose any command other than a publish, on any node. term: see GroupCommit.propose. In interval mode
         hand-outs are proposed first, because apply checks leases against them."""
-        delivery = self._leadership.delivery
-        delivery.before_settlement()
-        command = delivery.settling(command)
-        self._group_commit.propose(command, delivery.in_order(command, done), term)
+        self._delivery.before_settlement()
+        self._group_commit.propose(command, self._delivery.in_order(command, done), term)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
         """Queue a follower's commands for this leader's next entry, in this term only: a later leader may have got the
@@ -176,14 +218,33 @@ class Publishing:
         if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
             # Check the whole batch first: a malformed command would spoil the other commands of its entry.
             raise ValueError("submit: a batch must be a list of complete commands that a follower may send")
-        part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
+        part, full = _gather(len(commands), partial(_answer, reply)), self._peers.no_space()
         for n, command in enumerate(commands):
             if kind_of(command) in _LEADERS:
                 part(n, Refused("malformed", "only the leader may propose this command"), None)
-            elif full and command[0] in PUBLISHES:
+            elif full and command[0] == Command.PUBLISH:
                 part(n, Refused("disk_full", full), None)
             else:
-                self.propose(command, partial(part, n), leading)
+                self.propose(self._delivery.settling(command), partial(part, n), leading)
+
+
+def _gather(count: int, done: Callable[[list[Any], list[HadelayError]], None]) -> Callable[[int, Any, Any], None]:
+    """Make a callback answered(number of a part, result, error), which collects the answers of `count` parts and then
+    calls done(results, errors). The result of a part that failed is None."""
+    results: list[Any] = [None] * count
+    errors: list[HadelayError] = []
+    missing = count
+
+    def answered(n: int, result: Any, error: HadelayError | None) -> None:
+        nonlocal missing
+        results[n] = result
+        if error is not None:
+            errors.append(error)
+        missing -= 1
+        if not missing:
+            done(results, errors)
+
+    return answered
 
 
 def _receipts(count: int, problems: dict[int, HadelayError] | None = None) -> Receipts:
@@ -191,9 +252,12 @@ def _receipts(count: int, problems: dict[int, HadelayError] | None = None) -> Re
 
 
 def _merge(
-    done: PublishDone, whole: Receipts, parts: Sequence[Sequence[int]],
-    found: list[Receipts | None], errors: list[HadelayError],
-) -> None:  # fmt: skip
+    done: PublishDone,
+    whole: Receipts,
+    parts: Sequence[Sequence[int]],
+    found: list[Receipts | None],
+    errors: list[HadelayError],
+) -> None:
     """Answer a publish request that was queued in parts. whole: receipts of all drafts, filled in here. parts:
     positions of each part's drafts. An error of one part is the answer for all: OutcomeUnknown if a part is, or may be,
     stored."""
@@ -211,14 +275,6 @@ def _merge(
         whole.problems = whole.problems | {at[n]: problem for n, problem in receipts.problems.items()}
         whole.replaced = whole.replaced | {at[n]: other for n, other in receipts.replaced.items()}
     done(whole, None)
-
-
-def _cost(draft: Draft) -> int:
-    """Bytes that a draft (message to publish) counts as, without copies."""
-    cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
-    if draft.idem is not None:
-        cost += _KEY_BYTES
-    return cost if draft.key is None else cost + _KEY_BYTES
 
 
 def _answer(reply: Reply, results: list[Any], errors: list[HadelayError]) -> None:

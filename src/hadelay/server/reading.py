@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 AHEAD_S = 2.0
 #: Limit of the gap between two records that are read ahead as one span, in bytes.
 _GAP = 32 << 10
-#: Size from which a read of several records from memory is not extended, in bytes.
+#: Size in bytes from which a read of adjacent records from memory takes no further record.
 _SPAN = 64 << 10
 #: Number of records not found in memory after which a thread reads all remaining records from the disk.
 _MISSES = 32
@@ -50,6 +50,8 @@ HAND_OUTS, LISTS = "records", "lists"
 #: Timeout of a request to another node for undamaged bytes, in seconds.
 _FETCH_S = 2.0
 _MAX_BYTES = 80 << 20
+#: Offset of the time of the publish in a record.
+_PUBLISHED_AT = 24
 
 
 class Extent(NamedTuple):
@@ -67,6 +69,11 @@ class VerifiedReader:
         self._replica, self._runtime, self._repairer = replica, runtime, repairer
         #: Counts of records read for hand-outs and lists: from "memory", or from "disk" in a thread.
         self.counts: Counter[str] = Counter()
+
+    @property
+    def repairs(self) -> int:
+        """Number of entries and records repaired since this process started."""
+        return self._repairer.repaired
 
     async def records(self, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
         """The record of each INDEX row, verified. DamagedFile when no live node has a good copy of a record."""
@@ -263,6 +270,11 @@ def split_record(record: bytes) -> tuple[bytes, bytes]:
     return record[RECORD_SIZE:end], record[end:]
 
 
+def published_ms(record: bytes) -> int:
+    """Time of the publish of a verified record, in Unix ms."""
+    return int.from_bytes(record[_PUBLISHED_AT : _PUBLISHED_AT + 8], "little")
+
+
 class Repairer:
     """Fetches undamaged bytes from other nodes and repairs damaged files with them. Serves the link operation "bytes".
     One object per node."""
@@ -287,7 +299,7 @@ class Repairer:
                 done()
 
         def row_repaired(data: bytes | None) -> None:
-            store = self._replica.storage.hours  # get the present store: a snapshot may have been installed meanwhile
+            store = self._replica.storage.hours  # use the present store: a snapshot may have replaced it meanwhile
             if data is None or not store.count(hour):
                 return
             row = store.entries(hour, slice(index, index + 1))[0]

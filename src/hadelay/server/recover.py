@@ -145,9 +145,13 @@ class Directories:
         # Create the journal before the storage: a crash between the two leaves an empty journal, which does no harm.
         journal = journal or self.create_journal(incarnation)
         return journal, Storage(
-            self.disk, self.data, self.runtime, self.identity(incarnation),
-            backend=self.backend, far_buffer_bytes=self.config.storage.far_buffer_bytes,
-        )  # fmt: skip
+            self.disk,
+            self.data,
+            self.runtime,
+            self.identity(incarnation),
+            backend=self.backend,
+            far_buffer_bytes=self.config.storage.far_buffer_bytes,
+        )
 
     def _is_blank(self, journal: Journal, storage: Storage) -> bool:
         """Whether the directories are those of a first start without `init`: the node has promised nothing, and beside
@@ -212,7 +216,7 @@ class Directories:
 
     def _put_aside(self, suffix: str) -> None:
         """Rename the data and journal directories by appending `suffix`, and create empty ones."""
-        # A start that was interrupted half-way may have used the suffix
+        # an interrupted start may have used this suffix already: take the next one
         while any(self.disk.exists(f"{directory}.{suffix}") for directory in (self.data, self.journal)):
             suffix += "-again"
         for directory in (self.data, self.journal):

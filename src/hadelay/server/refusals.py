@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hadelay.codec.results import Refused, RowCode
-from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound
+from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound, OtherShard
 from hadelay.model import Draft, encode_id
 
 #: Longest time for which a topic is throttled, in ms: its settings may change meanwhile.
@@ -23,6 +23,11 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     RowCode.KEY_CONFLICT: (
         Impossible, "this Idempotency-Key was used with another payload or other options: take a new key",
     ),
+    RowCode.KEY_CANCELLED: (
+        Conflict,
+        "the message stored under this Idempotency-Key was cancelled, by a cancel, a purge or a deletion of its topic, "
+        "and nothing new is stored; `id` is its id. To publish the message again, take a new key",
+    ),
     RowCode.KEY_PENDING: (Conflict, "a message with this key is pending; `id` is the id of that message"),
     RowCode.KEY_LEASED: (
         Conflict, "the message with this key is leased, too late to replace it; publish again when it is settled",
@@ -35,6 +40,12 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     RowCode.NO_TOPIC: (
         NotFound, "there is no topic {topic!r}, and publishing creates no topics in this cluster: create it first",
     ),
+    RowCode.NO_BATCH: (
+        NotFound,
+        "there is no batch with the key that the message names: open the batch first. With several shards, it has to "
+        "be opened in the shard of topic {topic} (?shard=)",
+    ),
+    RowCode.BATCH_CLOSED: (Conflict, "the batch is sealed, cancelled or has ended: no message can join it"),
     RowCode.SUBSCRIPTION_FULL: (
         LimitReached,
         "a subscription of topic {topic} is at its max_messages or max_bytes: GET /v1/topics/{topic}/subscriptions",
@@ -43,10 +54,34 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
         LimitReached,
         "unique_for: the cluster remembers as many keys as it may (limits.idempotency_keys); try later, when some end",
     ),
+    RowCode.OTHER_SHARD: (
+        OtherShard,
+        "topic {topic} is new here, and the shard map gives it, or another topic of this request, to another shard, or "
+        "is being changed: try again (`hadelay shards list`)",
+    ),
+    RowCode.FOREIGN_TARGET: (
+        Impossible,
+        "on_success, on_failure: callbacks stay in the shard of their topic {topic}, and a topic named here would be "
+        "created in another shard: name a topic of the same shard, or let an admin pin the name (`hadelay shards pin`)",
+    ),
     RowCode.HOUR_FULL: (LimitReached, "the hour of deliver_at is full: choose another time"),
-    RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
+    RowCode.TOO_MANY_TOPICS: (
+        LimitReached,
+        "topic {topic} would be new, and the cluster has 100,000 topics, as many as it allows, with the deleted ones: "
+        "publish to topics that exist",
+    ),
+    RowCode.SHARE_OF_TOPICS: (
+        LimitReached,
+        "topic {topic} would be new. Your token has created its share, a quarter of all topics with deleted ones, "
+        "or only the tenth for admin tokens is left: publish to topics that exist, or ask an admin to create it",
+    ),
+    RowCode.SHARE_OF_KEYS: (
+        LimitReached,
+        "your token uses its share of limits.idempotency_keys (three quarters of the keys of a window, half of those "
+        "with unique_for): try later, when some end, publish without such a key, or ask an admin to raise the limit",
+    ),
 }  # fmt: skip
-_OUTCOMES = {RowCode.KEY_PENDING: "pending", RowCode.KEY_LEASED: "leased"}
+_OUTCOMES = {RowCode.KEY_PENDING: "pending", RowCode.KEY_LEASED: "leased", RowCode.KEY_CANCELLED: "cancelled"}
 _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
@@ -60,6 +95,10 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "fill_running": partial(Conflict, outcome="running"),
     "groups_pending": partial(Conflict, outcome="pending"),
     "needs_upgrade": Conflict,
+    "other_shard": OtherShard,
+    "foreign_target": Impossible,
+    "bad_shard_map": BadRequest,
+    "other_shard_map": Conflict,
     "bad_token": BadRequest,
     "no_token": NotFound,
     "token_exists": Conflict,
@@ -67,7 +106,12 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "bad_job": BadRequest,
     "no_job": NotFound,
     "job_conflict": Impossible,
+    "key_conflict": Impossible,
+    "share_of_keys": LimitReached,
     "too_many_jobs": LimitReached,
+    "no_batch": NotFound,
+    "batch_exists": Conflict,
+    "too_many_batches": LimitReached,
     "no_schedule": NotFound,
     "schedule_changed": Conflict,
     "too_many_schedules": LimitReached,
@@ -100,7 +144,8 @@ class Refusals:
         return _too_fast(topic, left_ms) if all(draft.topic == topic for draft in drafts) else None
 
     def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
-        """Return the error for a refused row of a publish. other: id of the message that already has the row's key."""
+        """Return the error for a refused row of a publish. other: id of the message that has the row's key,
+        or has had it."""
         limit = _LIMITS.get(code)
         if limit is None:
             kind, detail = _PROBLEMS[code]

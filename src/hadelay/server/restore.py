@@ -13,8 +13,8 @@ from collections.abc import Callable
 import msgpack
 
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
-from hadelay.ledger import schedules
 from hadelay.ledger.checkpoint import for_new_cluster
+from hadelay.ledger.schedules import schedules
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import FOUNDING
@@ -39,10 +39,12 @@ def restore(
     runtime: Runtime,
     done: Callable[[HadelayError | None], None],
     *,
+    shard: bool = False,
     backend: Callable[[str], Backend] = LmdbBackend,
     copied: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fill this node's empty directories from a backup, then call done(None) or done(error). Raises ConfigError, before
+    """Fill this node's empty directories from a backup, then call done(None) or done(error). shard: the cluster is one
+    of several shards, even if the backup is from before its first shard map. Raises ConfigError, before
     writing, if the directories are not empty, or if the configuration has the lost cluster's id or group."""
     directories = Directories(config, disk, runtime, backend)
     data = directories.data
@@ -52,14 +54,14 @@ def restore(
     def switch(switched: Callable[[HadelayError | None], None]) -> None:
         try:
             roll_forward(disk, data)
-            _become(directories, backup)
+            _become(directories, backup, shard=shard)
         except Exception as error:
             switched(error if isinstance(error, HadelayError) else FatalError(f"{data}: {error}"))
         else:
             switched(None)
 
     def finished(error: HadelayError | None) -> None:
-        held.close()
+        locked.close()
         done(error)
 
     files = [SnapshotFile(name, known.length, known.crc) for name, known in backup.files.items()]
@@ -68,7 +70,7 @@ def restore(
         clear(disk, f"{data}/incoming")
         installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
         _fill(installer, archive, files, copied)
-        held = locks.pop_all()
+        locked = locks.pop_all()
     installer.finish(finished)
 
 
@@ -104,13 +106,13 @@ def _refuse(directories: Directories, backup: Backup) -> None:
             raise ConfigError(f"{root} holds a node's data ({name}): restore into a new directory, or move it away")
 
 
-def _become(directories: Directories, backup: Backup) -> None:
+def _become(directories: Directories, backup: Backup, *, shard: bool) -> None:
     """Make the restored files this node's own. The identity comes last: a node does not start without it."""
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
-    core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group)
-    paused = list(schedules.held(scan_all(tables, schedules.STATE)))
+    core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group, shard=shard)
+    paused = list(schedules.paused_by_restore(scan_all(tables, schedules.STATE)))
     tables.commit([], [*paused, (CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
     tables.close()
     journal = directories.create_journal(FOUNDING)

@@ -23,7 +23,7 @@ class Settings:
     idempotency_max_keys: int = 10_000_000
     auto_create_topics: bool = True
     max_topics: int = 100_000
-    #: Limit of consumer names, which are never deleted; the dispatch log omits the names of further consumers.
+    #: Limit of consumer names, which are never deleted; in the dispatch log, further consumers share a name.
     max_consumers: int = 100_000
     #: Limit of failure reasons, which are never deleted.
     max_reasons: int = 10_000

@@ -15,12 +15,13 @@ from typing import Any, get_args
 import msgspec
 
 from hadelay.errors import ConfigError
-from hadelay.settings.node import RETIRED, Config, keys
+from hadelay.settings.node import RETIRED, ClusterConfig, Config, HttpConfig, NodeConfig, RaftSettings, keys
 from hadelay.settings.rules import problems
+from hadelay.settings.shardmap import MAX_SHARDS
 from hadelay.words import plain
 
 #: HADELAY_ variables of clients and the command line, which are not configuration keys.
-CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_OUTPUT"})
+CLIENT_VARIABLES = frozenset({"HADELAY_SERVERS", "HADELAY_TOKEN", "HADELAY_BOOTSTRAP_TOKEN", "HADELAY_OUTPUT"})
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -29,11 +30,15 @@ _SIZE = re.compile(r"(\d+) ?(B|[KMGT]iB)")
 
 
 def load(
-    path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = (),
+    path: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    shard: int = 0,
     warn: Callable[[str], object] = lambda text: print(f"hadelay: {text}", file=sys.stderr, flush=True),
-) -> Config:  # fmt: skip
+) -> Config:
     """The configuration of one node. ConfigError lists all problems, one per line. warn: called for each retired key,
-    which still has effect."""
+    which still has effect. shard: see `of_shard`."""
     values: dict[str, Any] = {}
     #: Origin of each key (file and line, environment variable, or option): the prefix of error messages.
     origins: dict[str, str] = {}
@@ -41,6 +46,8 @@ def load(
         tree, lines = read_toml(path)
         values = dict(_leaves(tree))
         origins = {key: f"{path}:{line_of(lines, key)}" for key in {**lines, **values}}
+    if shard:
+        values |= of_shard(values, shard)
     for key, text, origin in (*_from_environment(environ or {}), *_from_overrides(overrides)):
         values[key] = _text_value(key, text)
         origins = {known: at for known, at in origins.items() if known in values or not known.startswith(f"{key}.")}
@@ -56,6 +63,35 @@ def load(
             "the key and uses a constant. Remove the key (docs/howto/upgrade.md)"
         )
     return found
+
+
+def of_shard(values: Mapping[str, Any], shard: int) -> dict[str, Any]:
+    """Values that a file means for the shard of this index, where it means others for shard 0: group number and ports
+    plus the index, a cluster id and directories of its own. Raises ConfigError."""
+    if not 0 <= shard < MAX_SHARDS:
+        raise ConfigError(f"--shard {shard}: the index of a shard is 0 to {MAX_SHARDS - 1}")
+    found = {
+        "cluster.id": f"{values.get('cluster.id', ClusterConfig().id)}-s{shard}",
+        "cluster.group": values.get("cluster.group", 0) + shard,
+    }
+    for key, default in (("node.data_dir", NodeConfig().data_dir), ("node.journal_dir", "")):
+        if directory := values.get(key, default):
+            found[key] = f"{directory}/s{shard}"
+    defaults = {"http.listen": HttpConfig().listen, "raft.listen": RaftSettings().listen}
+    for key in ("http.listen", "http.aws_listen", "http.advertise", "raft.listen"):
+        if address := values.get(key, defaults.get(key, "")):
+            found[key] = _shifted(key, address, shard)
+    if peers := values.get("raft.peers"):
+        found["raft.peers"] = {name: _shifted("raft.peers", address, shard) for name, address in peers.items()}
+    return found
+
+
+def _shifted(key: str, address: Any, shard: int) -> str:
+    """An address with a higher port; port 0, which takes a free one, stays."""
+    rest, colon, port = str(address).rstrip("/").rpartition(":")
+    if not colon or not port.isdigit():
+        raise ConfigError(f"{key} = {address!r}: --shard adds the index to the port, so the address needs one")
+    return f"{rest}:{int(port) and int(port) + shard}"
 
 
 def _origin(origins: Mapping[str, str], key: str) -> str:
@@ -168,7 +204,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Confi
 def _in_unit(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if kind == list[str]:  # in variables and --set, commas separate the items of a list
+    if kind == list[str]:  # environment variables and --set separate the items of a list by commas
         return [one.strip() for one in value.split(",") if one.strip()]
     if name.endswith("_ms"):
         if not _DURATION.fullmatch(value):

@@ -53,7 +53,8 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: host:port to listen on; port 0 takes a free port. Change it to serve other machines.
     listen: str = "127.0.0.1:8400"
     #: URL at which clients and other nodes reach this node; `receive` redirects to it. Set it if this URL is not
-    #: http://<listen>. Nodes must be able to resolve the host; a node relays polls of clients that cannot.
+    #: http://<listen>: always with a wildcard such as 0.0.0.0 there. Nodes must be able to resolve the host; a node
+    #: relays polls of clients that cannot.
     advertise: str = ""
     #: Host names of this node, besides the one in `advertise`: "queue.example.com", "*.internal". Requests for other
     #: host names are refused, as protection against web pages that misuse a browser (DNS rebinding). Addresses,
@@ -68,6 +69,12 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     tls_ca: str = ""
     #: Serve the console, pages for a browser, at /console/. Set it to false to serve the API alone.
     console: bool = True
+    #: Serve the doors for AWS SDKs, SQS at /aws/sqs. Set it for applications that use such an SDK. Default of
+    #: `hadelay dev`: true.
+    aws: bool = False
+    #: Another host:port, which serves only the doors for AWS SDKs and the health routes. Set it if such applications
+    #: may not reach the API. Needs `aws`.
+    aws_listen: str = ""
     #: Size limit of a message's payload. Raise it for larger payloads, which delay all clients; better, store files
     #: elsewhere and send their names.
     max_body_bytes: int = MIB
@@ -112,9 +119,9 @@ class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields
 class DispatchConfig(tuning.DispatchSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hand-out of due messages."""
 
-    #: commit: a hand-out waits until its grant is replicated, and a fail-over never repeats it. interval: messages are
-    #: handed out at once, and grants replicated every interval_ms. Choose interval if a round trip costs more than a
-    #: repeated hand-out.
+    #: commit: a hand-out waits until its grant is replicated, and a fail-over never repeats it. interval: messages that
+    #: fall due now are handed out at once, and grants replicated every interval_ms; a backlog waits for its grants.
+    #: Choose interval if a round trip costs more than a repeated hand-out.
     sync: Literal["commit", "interval"] = "commit"
     #: Interval at which grants are replicated with sync = "interval"; a crash repeats the hand-outs of up to this time.
     interval_ms: int = 50
@@ -150,6 +157,10 @@ class StorageConfig(tuning.StorageSettings, frozen=True, kw_only=True, forbid_un
     #: Minimum free disk space; with less on a disk of any live node, publishes are refused (507). The reserve lets
     #: leases, acks and moves continue. Raise it if other programs fill the same disk.
     min_free_bytes: int = 512 * MIB
+    #: Limit of bytes per second that the patrol reads. The patrol compares all files at rest with their checksums, in
+    #: rounds, and repairs damaged bytes from other nodes. Raise it if a round of all data takes too long
+    #: (hadelay_patrol_age_seconds). 0: no patrol.
+    patrol_bytes: int = MIB
 
 
 class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,7 +190,8 @@ class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_u
     topic_calls: int = 64
     #: URL to notify of dead letters in topics without their own `alert`. Empty: no notification.
     alert_url: str = ""
-    #: Secret that signs these notifications, like a webhook's secret. Set it if the receiver checks signatures.
+    #: Secret that signs these notifications: whsec_ and base64 of 24 to 64 bytes. Set it if the receiver checks
+    #: signatures.
     alert_secret: str = ""
     #: PEM files of the client certificate, with its chain, and its key, shown to receivers of topics' webhooks over
     #: https that ask for one. Set both if your receivers authenticate their callers by mutual TLS.

@@ -2,11 +2,13 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from hadelay import uris
 from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config
+from hadelay.webhooks import new_secret_problem
 
 _NAME = r"[A-Za-z0-9._-]{1,64}", "1 to 64 of A-Z a-z 0-9 . _ -"
 #: Rules for texts: key → (pattern, description of a valid text). The pattern applies to the value, to each text of a
@@ -32,6 +34,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "limits.max_delay_ms": (1, 36_500 * DAY), "dispatch.interval_ms": (1, 10_000),
     "dispatch.ready_window": (1_000, 1_000_000), "retention.settled_ms": (2 * HOUR, 3650 * DAY),
     "retention.carry_ms": (2 * HOUR, 3650 * DAY), "storage.min_free_bytes": (0, 1 << 50),
+    "storage.patrol_bytes": (0, 1 << 40),
 }  # fmt: skip
 
 
@@ -45,18 +48,35 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    host = split_address(address)[0]
+    return _is_loopback(split_address(address)[0])
+
+
+def _is_loopback(host: str) -> bool:
+    address = _ip(host)
+    return host.lower().rstrip(".") == "localhost" if address is None else address.is_loopback
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host means all interfaces, such as 0.0.0.0 and ::, so that no machine can be reached by it."""
+    address = _ip(host)
+    return host in ("0", "*") if address is None else address.is_unspecified
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is; None for a name. An IPv4 address within IPv6 counts as the IPv4 address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """Check a configuration: yields (key, problem with the expected value) for every invalid key."""
     yield from _numbers(config)
     yield from _texts(config)
-    yield from _addresses(config)
+    wrong = list(_addresses(config))
+    yield from wrong or _reachable(config)
     yield from _peers(config)
     yield from _certificates(config)
     yield from _archive(config.retention.archive)
@@ -85,6 +105,8 @@ def _texts(config: Config) -> Iterator[tuple[str, str]]:
                 yield f"{key}.{text}" if isinstance(value, dict) else key, f"{text!r}: expected {expected}"
     if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
         yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
+    if (secret := config.webhooks.alert_secret) and (wrong := new_secret_problem(secret)):
+        yield "webhooks.alert_secret", wrong
     for network in config.webhooks.allow:
         try:
             ipaddress.ip_network(network)
@@ -94,6 +116,7 @@ def _texts(config: Config) -> Iterator[tuple[str, str]]:
 
 def _addresses(config: Config) -> Iterator[tuple[str, str]]:
     named = [("http.listen", config.http.listen), ("raft.listen", config.raft.listen)]
+    named += [("http.aws_listen", config.http.aws_listen)] if config.http.aws_listen else []
     named += [(f"raft.peers.{name}", address) for name, address in config.raft.peers.items()]
     for key, address in named:
         try:
@@ -104,6 +127,50 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
         if exposed and not config.security.insecure and (missing := _unprotected(config, key)):
             reached = f"other machines can reach {address}, and nothing protects it: listen on 127.0.0.1"
             yield key, f"{reached}, set {missing}, or accept the risk with insecure = true under [security]"
+
+
+def _reachable(config: Config) -> Iterator[tuple[str, str]]:
+    """Check that the addresses given to clients and other nodes lead to this node, also from other machines."""
+    http, peers, members = config.http, config.raft.peers, config.members
+    try:
+        wrong = advertise_problem(config.advertise, members, http.listen)
+    except ValueError as error:
+        yield "http.advertise", f"{config.advertise!r}: {error}"
+        return
+    if wrong:
+        said = f"clients and other nodes look for this node at {config.advertise}, and {wrong}"
+        key = "http.advertise" if http.advertise else "http.listen"
+        yield key, f"{said}: set http.advertise to a URL such as {urlsplit(config.advertise).scheme}://10.0.0.1:8400"
+    for name, problem in link_problems(members):
+        yield f"raft.peers.{name}" if peers else "raft.listen", problem
+
+
+def _apart(members: Mapping[str, str]) -> str | None:
+    """A member that is on a machine of its own, if there is any. members: name → host:port of the node link."""
+    hosts = {name: split_address(address)[0] for name, address in members.items()}
+    return next((name for name, host in hosts.items() if not _is_loopback(host) and not is_wildcard(host)), None)
+
+
+def advertise_problem(url: str, members: Mapping[str, str], listen: str = "") -> str:
+    """Why clients and other members do not find the node that advertises this URL; "" if they do. members: name →
+    host:port of the node link. ValueError if `url` is not a URL."""
+    host = urlsplit(url).hostname or ""
+    if is_wildcard(host):
+        return "that names no machine"
+    others = _apart(members) or (listen and not is_loopback(listen))
+    return "other machines reach themselves there" if len(members) > 1 and _is_loopback(host) and others else ""
+
+
+def link_problems(members: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Names of the members to whose node link other members cannot connect, with the problem. members: name →
+    host:port."""
+    apart = _apart(members)
+    for name, address in members.items():
+        host = split_address(address)[0]
+        if is_wildcard(host):
+            yield name, f'{host} names no machine: other nodes find {name} by raft.peers.{name} = "10.0.0.1:8500"'
+        elif len(members) > 1 and apart and _is_loopback(host):
+            yield name, f"{host}: other machines, such as that of {apart}, reach themselves there and not {name}"
 
 
 def _peers(config: Config) -> Iterator[tuple[str, str]]:
@@ -146,6 +213,8 @@ def _archive(where: str) -> Iterator[tuple[str, str]]:
 
 def _relations(config: Config) -> Iterator[tuple[str, str]]:
     raft, http = config.raft, config.http
+    if http.aws_listen and not http.aws:
+        yield "http.aws_listen", "needs http.aws = true"
     if 0 < raft.election_max_ms < raft.election_min_ms * 5 // 4:
         yield "raft.election_max_ms", f"is {raft.election_max_ms}; must be at least 1.25 × election_min_ms"
     if raft.heartbeat_ms * 3 > raft.election_min_ms:

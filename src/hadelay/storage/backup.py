@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from hadelay import version
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.platform.disk import Disk, read_file, replace_file
-from hadelay.version import FEATURE_LEVEL
+from hadelay.version import LAST_DEVELOPMENT
 
-#: Highest format of a backup's manifest: 1 for a backup in a directory, 2 for a backup stored in parts.
-FORMAT = 2
+#: Format of a backup's manifest; development versions, from before the first release, wrote formats 1 to 3.
+FORMAT = 4
 #: Size, in bytes, of a block with its own CRC: damage is reported per block.
 BLOCK = 64 << 10
 _READ = 16 * BLOCK
@@ -86,8 +87,8 @@ class LocalBackups:
     Names are those of a manifest; `length` is the manifest's length of the file.
     """
 
-    #: Manifest format, and size of parts (Backup.part), of the backups that this class writes.
-    format, part = 1, 0
+    #: Size of parts (Backup.part) of the backups that this class writes.
+    part = 0
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -185,7 +186,13 @@ class Archive:
             backup = msgspec.json.decode(sealed.backup, type=Backup)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise DamagedFile(path, 0, "the manifest does not verify; choose an older backup") from None
-        if backup.format > FORMAT or backup.feature_level > FEATURE_LEVEL:
+        if backup.format < FORMAT:
+            last = LAST_DEVELOPMENT[backup.format == FORMAT - 1]
+            raise ConfigError(
+                f"{path}: a development version of hadelay, from before the first release, wrote this backup: the last "
+                f"version that reads it is commit {last} of hadelay's repository"
+            )
+        if backup.format > FORMAT or backup.feature_level > version.FEATURE_LEVEL:
             raise ConfigError(f"{path}: a newer hadelay wrote this backup: use that version")
         if backup.part != self.files.part:
             raise ConfigError(

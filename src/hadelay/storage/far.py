@@ -176,9 +176,14 @@ class Frozen:
 
 class FarWriter:
     def __init__(
-        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], usual: int,
+        self,
+        table: HourTable,
+        handles: Handles,
+        heads: HeadsCache,
+        path_of: Callable[[int], str],
+        usual: int,
         capacity: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """usual: size of the buffer, in bytes, at which a checkpoint begins. capacity: maximum size of the buffer."""
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
         self._usual, self._capacity = usual, capacity
@@ -190,7 +195,8 @@ class FarWriter:
 
     def freeze(self, sample: Sample | None) -> None:
         """Freeze the buffer, and start an empty one for new messages. `write_some` then writes what is frozen, and
-        fills in the CRCs in the checkpoint's `sample`. What an earlier sample lacks is written now."""
+        fills in the CRCs in the checkpoint's `sample`. Messages that an earlier sample still waits for are written
+        now."""
         if self._sample is not None:
             self.write_rest()
         self._set_aside()
@@ -201,8 +207,11 @@ class FarWriter:
     def waiting_bytes(self) -> int:
         """Bytes of messages in memory that no call of `freeze` has asked to be written: of the buffer, and of what an
         append has frozen."""
-        waiting = [] if self._awaited is not None else self._frozen
-        return self.fresh.used_bytes + sum(frozen.generation.used_bytes for frozen in waiting)
+        waiting = self.fresh.used_bytes
+        if self._awaited is None:
+            for frozen in self._frozen:
+                waiting += frozen.generation.used_bytes
+        return waiting
 
     def _set_aside(self) -> None:
         if self.fresh.n:
@@ -299,9 +308,12 @@ class FarWriter:
                 self._complete(self._sample, touched)
 
     def _link(
-        self, slots: npt.NDArray[np.uint32], firsts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp],
+        self,
+        slots: npt.NDArray[np.uint32],
+        firsts: npt.NDArray[np.intp],
+        counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
-    ) -> None:  # fmt: skip
+    ) -> None:
         written = self._table.written[slots]
         small = written <= _FEW_ENTRIES
         for i, slot in enumerate(slots.tolist()):
@@ -320,9 +332,12 @@ class FarWriter:
             rows[chosen] = part
 
     def _link_small(
-        self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32], counts: npt.NDArray[np.intp],
+        self,
+        slots: npt.NDArray[np.uint32],
+        written: npt.NDArray[np.uint32],
+        counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Link rows of hours without cached heads (last entry of each second) to earlier entries; second s of the i-th
         hour has the key i × 3600 + s."""
         firsts = np.arange(len(slots)) * SECONDS_PER_HOUR

@@ -18,9 +18,9 @@ from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk, read_file
 from hadelay.storage.headsfile import Derived, decode_heads, encode_heads
 
-#: Number of entries that a `.heads` file may lag behind the index before it is written again. With more hours than the
-#: cache holds, each checkpoint reads what is missing of all of them: half a millisecond for so many entries. Writing a
-#: file takes a tenth of one.
+#: Number of entries that a `.heads` file may lag behind the index before it is written again. If there are more hours
+#: than the cache holds, each checkpoint reads the missing entries of every hour: this many entries take half a
+#: millisecond. Writing a file takes a tenth of a millisecond.
 WORTH_WRITING = 4_096
 #: Limit of the keys (topic and minute as one number) up to which entries are counted in an array: twenty times faster
 #: than by sorting, unless rows are few.
@@ -59,26 +59,26 @@ class HeadsCache:
         file."""
         self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
         self._known: OrderedDict[int, Derived] = OrderedDict()
-        self._held: dict[int, Derived] = {}
+        self._kept: dict[int, Derived] = {}
         self.worth_writing = WORTH_WRITING
 
     def hold(self, hour: int, entries: int) -> Derived:
         """Get an hour's heads like `get`, and keep them in memory until `release`. Called for hours whose files are
         mapped into memory."""
-        derived = self._held[hour] = self.get(hour, entries)
+        derived = self._kept[hour] = self.get(hour, entries)
         self._known.pop(hour, None)
         return derived
 
     def release(self, hour: int) -> None:
-        self._known[hour] = self._held.pop(hour)
+        self._known[hour] = self._kept.pop(hour)
 
     def cached(self, hour: int) -> bool:
-        return hour in self._known or hour in self._held
+        return hour in self._known or hour in self._kept
 
     def get(self, hour: int, entries: int) -> Derived:
         """Get an hour's heads as of its first `entries` entries, all of which are in the file. The object is live: a
         caller that links further entries updates the object's heads and `entries`."""
-        derived = self._held.get(hour) or self._latest(hour, entries)
+        derived = self._kept.get(hour) or self._latest(hour, entries)
         while derived.entries < entries:
             self._scan(hour, derived, entries)
         return derived
@@ -92,7 +92,7 @@ class HeadsCache:
     def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
         """Bring an hour's heads, and with `topics` also its counts per topic and minute, up to date by one slice of
         work. Returns the number of rows read; 0 when all is done."""
-        derived = self._held.get(hour) or self._latest(hour, entries)
+        derived = self._kept.get(hour) or self._latest(hour, entries)
         before = derived.entries + derived.counted
         if derived.entries < entries:
             self._scan(hour, derived, entries)
@@ -129,7 +129,7 @@ class HeadsCache:
 
     def forget(self, hour: int) -> None:
         self._known.pop(hour, None)
-        self._held.pop(hour, None)
+        self._kept.pop(hour, None)
 
     def close(self) -> None:
         """Stop writing `.heads` files: the directory may belong to another store now."""
@@ -138,7 +138,7 @@ class HeadsCache:
     def save(self, limit: int) -> None:
         """Write `.heads` files that lag far behind the index, at most `limit` of them, without a sync. Every checkpoint
         calls this."""
-        everything = (self._held | self._known).items()
+        everything = (self._kept | self._known).items()
         late = [(hour, one) for hour, one in everything if one.entries >= one.on_disk + self.worth_writing]
         for hour, derived in late[:limit]:
             self._evict(hour, derived)

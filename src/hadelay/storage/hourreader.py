@@ -13,6 +13,7 @@ from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name, proves_record
 from hadelay.platform.disk import Disk, File, Handles
 from hadelay.storage.far import FarWriter
+from hadelay.storage.filecheck import Expected
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import FILES, HourTable
 from hadelay.storage.near import NearHour
@@ -80,6 +81,19 @@ class HourReader:
         entries, events = int(table.entries.sum(dtype=np.int64)), int(table.events.sum(dtype=np.int64))
         log_bytes = int(table.log_bytes.sum())
         return int(np.count_nonzero(table.entries)), log_bytes, entries * INDEX_SIZE, events * DISPATCH_SIZE
+
+    def written_file(self, hour: int, suffix: str) -> Expected | None:
+        """Length and CRC of the written part of an hour's ".log", ".idx" or ".dsp" file; None if there is none."""
+        slot, table = self._table.find(hour), self._table
+        if slot < 0 or not table.entries[slot]:
+            return None
+        if suffix == ".log":
+            size, crc = int(table.log_written[slot]), table.log_crc[slot]
+        elif suffix == ".idx":
+            size, crc = int(table.written[slot]) * INDEX_SIZE, table.idx_crc[slot]
+        else:
+            size, crc = int(table.events[slot]) * DISPATCH_SIZE, table.dsp_crc[slot]
+        return Expected(self.path(hour) + suffix, size, int(crc), self.written(hour)) if size else None
 
     def mapped(self, hour: int) -> bool:
         return hour in self._near
@@ -252,10 +266,11 @@ def _bad_record(hour: int, offset: int, data: bytes, entries: Rows) -> str | Non
     what = check_record(data, len(data))
     if what:
         return what
-    there = entries["first_id"][entries["offset"] == offset]
+    there = entries[entries["offset"] == offset]
     # Repair a damaged index entry before the record that it points to: the entry proves the record.
     first = decode_record(data).first_id
-    proven = any(proves_record(message_id, first, hour) for message_id in there.tolist())
+    ids, indexes = there["first_id"].tolist(), there["index"].tolist()
+    proven = any(proves_record(i, first, hour, index) for i, index in zip(ids, indexes, strict=True))
     return None if proven else "no index entry points to this record"
 
 

@@ -23,7 +23,6 @@ from hadelay.storage.appends import Records
 from hadelay.storage.far import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, FILES, IDX, LOG
-from hadelay.storage.hourtable import place as place_of
 from hadelay.storage.near import NearHour
 
 #: Maximum size, in bytes, of the records and rows of one append. A journal entry has at most 4 MiB.
@@ -49,9 +48,13 @@ class DiskHourStore(HourReader):
         return self._far.waiting_bytes
 
     def append(
-        self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None,
+        self,
+        hours: int | npt.NDArray[np.int64],
+        rows: Rows,
+        blob: bytearray,
+        headers: Rows | None = None,
         copies: npt.NDArray[np.bool_] | None = None,
-    ) -> npt.NDArray[np.uint32]:  # fmt: skip
+    ) -> npt.NDArray[np.uint32]:
         """Append messages with their records; returns each message's number in its hour (globalIndex), in the order of
         `rows`.
 
@@ -225,9 +228,11 @@ class DiskHourStore(HourReader):
         self._retired.append(hour)
 
     def _slot(self, hour: int) -> int:
-        if not self._table.covers(hour, hour):
+        slot = self._table.find(hour)
+        if slot < 0:
             self._cover(np.array([hour], np.int64))
-        return place_of(hour) - self._table.base
+            slot = self._table.find(hour)
+        return slot
 
     def _cover(self, hours: npt.NDArray[np.int64]) -> None:
         table = self._table

@@ -37,8 +37,8 @@ class HourTable:
         #: written bytes.
         self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
-        #: Columns per hour: whether it has changed since the last checkpoint's sample; and bits of its files with
-        #: unsynced bytes.
+        #: Columns per hour: whether the hour has changed since the last checkpoint's sample; and which of its files
+        #: have unsynced bytes, a bit for each file.
         self.changed, self.unsynced = np.zeros(0, np.bool_), np.zeros(0, np.uint8)
         self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
 
@@ -82,7 +82,8 @@ class HourTable:
 
     def find(self, hour: int) -> int:
         """Slot (row of this table) of an hour; -1 if it has none."""
-        slot = place(hour) - self.base
+        # The formula of `place`, without its call, for speed: this method runs about ten times per message.
+        slot = (2 * hour if hour < DEAD_HOURS else 2 * (hour - DEAD_HOURS) + 1) - self.base
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:

@@ -1,6 +1,6 @@
 """Identity of a data directory: the file that names its cluster, group and node, read before all other files.
 
-identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
+identity := magic "HDL1" | size u32 | crc32c u32 (of the map) | msgpack map
 """
 
 import struct
@@ -11,14 +11,18 @@ from typing import Any
 import msgpack
 import msgspec
 
+from hadelay import version
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import FORMAT_VERSION
 from hadelay.errors import WAY_OUT, ConfigError, DamagedFile, Taken
 from hadelay.platform.disk import Disk, Lock, read_file, replace_file
-from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
+from hadelay.version import FIRST_LEVEL, LAST_DEVELOPMENT
 
 _HEAD = struct.Struct("<4sII")
-_MAGIC = b"HDID"
+_MAGIC = b"HDL1"
+#: Magic of the identities that development versions wrote, from before the first release, and the last commit that
+#: reads their data.
+_DEVELOPMENT = dict(zip((b"HDID", b"HDLY"), LAST_DEVELOPMENT, strict=True))
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,18 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(data: bytes, path: str) -> dict[str, Any]:
-    """Decode an identity file to a dict. Raises DamagedFile unless every byte verifies."""
+    """Decode an identity file to a dict. Raises DamagedFile unless every byte verifies, and ConfigError for the
+    identity of a development version."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, len(data), "the file ends too early")
     magic, size, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + size]
+    if magic in _DEVELOPMENT:
+        raise ConfigError(
+            f"{path}: a development version of hadelay, from before the first release, wrote this data directory. The "
+            f"last version that reads it is commit {_DEVELOPMENT[magic]} of hadelay's repository; start this version "
+            "with an empty data_dir, and publish pending messages there anew"
+        )
     if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
         raise DamagedFile(path, 0, f"the identity does not verify; {WAY_OUT}")
     try:
@@ -71,7 +82,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     if not disk.exists(path):
         return None
     found = decode_identity(read_file(disk, path), path)
-    for key, known in (("format_version", FORMAT_VERSION), ("feature_level", FEATURE_LEVEL)):
+    for key, known in (("format_version", FORMAT_VERSION), ("feature_level", version.FEATURE_LEVEL)):
         if isinstance(found.get(key), int) and found[key] > known:
             what = key.replace("_", " ")
             raise ConfigError(f"{directory} has {what} {found[key]}; this hadelay reads up to {known}: use a newer one")

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.errors import WAY_OUT, DamagedFile, is_disk_full
 from hadelay.model import hour_name
 from hadelay.platform.disk import PRIVATE
-from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
+from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
 #: Maximum number of named tables in the LMDB file.
 _MAX_TABLES = 64
@@ -33,6 +33,10 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
+#: Number of bytes at the start of the ledger's main blob that have the cluster time.
+_CORE_HEAD = 4_096
+#: Size of the values that `verify_some` reads in one transaction, in bytes.
+_PIECE = 64 << 10
 #: Free space, in bytes, below which a disk counts as full.
 _LITTLE = 1 << 20
 #: Function of glibc that returns freed memory to the system, also from inside the heap.
@@ -65,6 +69,8 @@ class Checkpoint(NamedTuple):
     row: dict[str, Any] | None
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
+    #: Cluster time of the checkpoint, in Unix ms; 0 if the checkpoint does not have it.
+    time_ms: int = 0
 
 
 def read_checkpoint(path: str) -> Checkpoint:
@@ -72,12 +78,26 @@ def read_checkpoint(path: str) -> Checkpoint:
     if not _can_be_read(path, CHECKPOINT, HOURS, HOUR_STATES, _REDO):
         raise DamagedFile(path, 0, f"LMDB cannot read its tables; {WAY_OUT}")
     with closing(LmdbBackend(path, readonly=True)) as backend:
-        row = backend.get(CHECKPOINT, ROW)
+        row, core = backend.get(CHECKPOINT, ROW), backend.get(CHECKPOINT, CORE)
         hours, rows = hour_rows(backend)
         states = [int.from_bytes(key, "big") for key, _ in scan_all(backend, HOUR_STATES)]
     if missing := sorted(set(states) - set(hours.tolist())):
         raise DamagedFile(path, 0, f"hour {hour_name(missing[0])} has a state, but no file lengths; {WAY_OUT}")
-    return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows)
+    return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows, _time_ms(core or b""))
+
+
+def _time_ms(core: bytes) -> int:
+    """Cluster time in the ledger's main blob, among its first members; 0 if it is not there."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(core[:_CORE_HEAD])
+    try:
+        for _ in range(unpacker.read_map_header()):
+            name, value = unpacker.unpack(), unpacker.unpack()
+            if name == "now_ms":
+                return int(value)
+    except (ValueError, msgpack.UnpackException):
+        pass
+    return 0
 
 
 class LmdbBackend:
@@ -92,9 +112,19 @@ class LmdbBackend:
         self._interrupted = False
         with _as_os_error(path):
             self._env = lmdb.open(
-                path, map_size=map_bytes, max_dbs=_MAX_TABLES, subdir=False, readonly=readonly, lock=not readonly,
-                sync=True, metasync=True, writemap=False, map_async=False, readahead=False, mode=PRIVATE,
-            )  # fmt: skip
+                path,
+                map_size=map_bytes,
+                max_dbs=_MAX_TABLES,
+                subdir=False,
+                readonly=readonly,
+                lock=not readonly,
+                sync=True,
+                metasync=True,
+                writemap=False,
+                map_async=False,
+                readahead=False,
+                mode=PRIVATE,
+            )
             size, whole = os.path.getsize(path), (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
             if size < whole:
                 if not _can_be_read(path):
@@ -102,11 +132,15 @@ class LmdbBackend:
                     raise DamagedFile(path, size, f"the file has lost its end; {WAY_OUT}")
                 if not readonly:
                     # Extend the truncated file with zeroes: LMDB reports an error for pages of zeroes, but a read past
-                    # the end kills the process by a signal. The missing end may also have held the list of free pages.
+                    # the end kills the process by a signal. The list of free pages may also have been in the
+                    # missing end.
                     os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
-            self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
+            try:
+                self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
+            except (lmdb.NotFoundError, lmdb.IncompatibleError) as error:
+                raise DamagedFile(path, 0, f"LMDB lists a table and cannot open it; {WAY_OUT}") from error
             if readonly and self.scan(_REDO, b"", 1):
                 raise DamagedFile(path, 0, "the last commit of the tables is not fully applied: start the node once")
             self._sort_in()
@@ -130,9 +164,13 @@ class LmdbBackend:
             found = list(map(txn.get, keys))
         return [None if data is None else self._verified(key, data) for key, data in zip(keys, found, strict=True)]
 
+    def forget_readers(self) -> None:
+        """Give up the transactions of other processes that ended within one: LMDB keeps old pages for them."""
+        self._env.reader_check()
+
     def _verified(self, key: bytes, data: bytes) -> bytes:
         value = data[:-_CRC_SIZE]
-        if crc32c(value, crc32c(key)).to_bytes(_CRC_SIZE, "little") != data[-_CRC_SIZE:]:
+        if not _verifies(key, data):
             with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                 at = max(0, whole.find(data))
             raise DamagedFile(self.path, at, f"the table value of key {key[:32]!r} does not verify; {WAY_OUT}")
@@ -202,6 +240,45 @@ class LmdbBackend:
     def close(self) -> None:
         """Close the file. No thread may be in `commit` or a read: LMDB would end its transaction."""
         self._env.close()
+
+
+def _verifies(key: bytes, data: bytes) -> bool:
+    return crc32c(data[:-_CRC_SIZE], crc32c(key)).to_bytes(_CRC_SIZE, "little") == data[-_CRC_SIZE:]
+
+
+def verify_some(path: str) -> Generator[int, None, None]:
+    """Verify all values of a file that a node may have open, piece by piece; yields the bytes of each piece. Raises
+    DamagedFile. Reading a damaged page may end the process by a signal."""
+    with (
+        _as_os_error(path),
+        closing(lmdb.open(path, max_dbs=_MAX_TABLES, subdir=False, readonly=True, readahead=False)) as env,
+    ):
+        with env.begin() as txn:
+            tables = [bytes(key) for key in txn.cursor().iternext(values=False)]
+        for table in tables:
+            start: bytes | None = b""
+            while start is not None:
+                try:
+                    # A short transaction each time: LMDB keeps old pages while it lasts.
+                    size, start = _verify_piece(env, path, table, start)
+                except lmdb.NotFoundError:  # another process has dropped the table meanwhile
+                    break
+                yield size
+
+
+def _verify_piece(env: Any, path: str, table: bytes, start: bytes) -> tuple[int, bytes | None]:
+    """Verify values from the key `start` on. Returns (bytes, key of the next piece; None after the last piece)."""
+    db, size = env.open_db(table, create=False), 0
+    with env.begin(db) as txn, txn.cursor() as cursor:
+        if not cursor.set_range(start):
+            return 0, None
+        for key, data in cursor:
+            size += len(key) + len(data)
+            if not _verifies(key, data):
+                raise DamagedFile(path, 0, f"the value of key {key[:32]!r} in table {table!r} does not verify")
+            if size >= _PIECE:
+                return size, key + b"\0"
+    return size, None
 
 
 @contextmanager

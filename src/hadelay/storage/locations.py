@@ -41,6 +41,16 @@ def absolute(where: str) -> str:
     return os.path.abspath(where) if where and "://" not in where else where
 
 
+@contextmanager
+def _readable(directory: str) -> Iterator[None]:
+    """Context manager that refuses names of files which pyarrow cannot decode."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        name = ascii(error.object)[1:]
+        raise BadRequest(f"{directory}: the name {name} of a file is not UTF-8: rename it, or move it away") from None
+
+
 @dataclass(frozen=True)
 class Location:
     """A directory, by path or URI. Names are relative, separated by slashes."""
@@ -95,11 +105,18 @@ class Location:
             return None
         if not infos and found.get_file_info(path).type != fs.FileType.Directory:
             return None
-        return sorted(info.base_name for info in infos)
+        with _readable(self.path(directory)):
+            return sorted(info.base_name for info in infos)
 
     def make(self, directory: str) -> None:
         found, path = self._at(directory)
         found.create_dir(path, recursive=True)
+
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name; makes the directory of that name."""
+        self.make(to.rpartition("/")[0])
+        found, path = self._at(name)
+        found.move(path, self._at(to)[1])
 
     def remove(self, name: str) -> None:
         found, path = self._at(name)
@@ -110,7 +127,8 @@ class Location:
         change in Unix ms)."""
         found, path = self._at("")
         infos = found.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
-        return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
+        with _readable(self.path("")):
+            return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file: complete, or not at all."""

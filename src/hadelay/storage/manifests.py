@@ -5,8 +5,9 @@ module does not import pyarrow, because nodes run without it.
 """
 
 import os
+import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 VERSION = 2
 _CATALOGUE_VERSION = 1
 _CRC = r"^[0-9a-f]{8}$"
+_IS_CATALOGUE = re.compile(r"\d+-[0-9a-f]{8}\.json")
 
 
 class SourceFiles(NamedTuple):
@@ -41,7 +43,8 @@ class SourceFiles(NamedTuple):
 class PartFile(TypedDict):
     """A Parquet file of an archived hour."""
 
-    path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[\w-]+/[\w.=-]+$")]
+    #: Path of the file in the archive, never outside: no part is "..", and there is no other "/".
+    path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[a-z0-9-]+/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*\Z")]
     rows: Annotated[int, msgspec.Meta(ge=0)]
     bytes: int
     crc32c: str
@@ -50,6 +53,8 @@ class PartFile(TypedDict):
 class HourManifest(TypedDict):
     version: int
     hour: int
+    #: Id of the cluster whose hour this is; missing in older manifests, "" for a copy that does not say it.
+    cluster: NotRequired[str]
     source: dict[str, Any]
     files: list[PartFile]
 
@@ -67,6 +72,8 @@ class _Body(TypedDict):
     version: int
     revision: Annotated[int, msgspec.Meta(ge=0)]
     previous: list[str]
+    #: Id of the cluster whose hours these are; missing in older catalogues, "" while no run knew it.
+    cluster: NotRequired[str]
     hours: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{10}$")], Listed]
 
 
@@ -122,22 +129,39 @@ def manifest_hours(files: Files) -> set[int]:
     names = files.list("_manifest")
     if names is None:
         raise NotFound(f"{files.path('')} is not an archive: it has no directory _manifest/")
-    return {hour_from_name(name[:-5]) for name in names if name[:1].isdigit() and name.endswith(".json")}
+    return {hour for name in names if name.endswith(".json") and (hour := hour_of(name[:-5])) is not None}
 
 
-def encode_manifest(hour: int, source: SourceFiles, parts: list[PartFile]) -> bytes:
-    body = {"version": VERSION, "hour": int(hour_name(hour)), "source": source.encode(), "files": parts}
+def hour_of(name: str) -> int | None:
+    """Number of the hour with this name; None for other names, such as those of foreign files."""
+    try:
+        return hour_from_name(name) if re.fullmatch(r"(dead-)?\d{10}", name, re.ASCII) else None
+    except ValueError:
+        return None
+
+
+def encode_manifest(hour: int, source: SourceFiles, parts: list[PartFile], cluster: str = "") -> bytes:
+    body = {
+        "version": VERSION, "hour": int(hour_name(hour)), "cluster": cluster, "source": source.encode(),
+        "files": parts,
+    }  # fmt: skip
     return msgspec.json.format(msgspec.json.encode(body), indent=1)
 
 
-def decode_manifest(data: bytes) -> HourManifest:
-    """Decode a manifest. Raises ValueError, with a text for users, if the bytes are not a manifest."""
+def decode_manifest(data: bytes, hour: int) -> HourManifest:
+    """Decode the manifest of an hour. Raises ValueError, with a text for users, if the bytes are not a manifest, or are
+    that of another hour."""
     try:
         found = msgspec.json.decode(data, type=HourManifest)
     except RecursionError:
         raise ValueError("the file is not a manifest") from None
     if not 1 <= found["version"] <= VERSION:
         raise ValueError(f"the manifest has version {found['version']}; this hadelay reads versions 1 to {VERSION}")
+    name = hour_name(hour)
+    foreign = [part["path"] for part in found["files"] if part["path"].split("/")[1] != f"hour={name}"]
+    if found["hour"] != int(name) or foreign:
+        of = f"names {foreign[0]}" if foreign else f"is of hour {found['hour']}"
+        raise ValueError(f"the manifest {of}, and its file is named after hour {name}")
     return found
 
 
@@ -164,13 +188,19 @@ def rows(manifest: HourManifest, kind: str) -> int:
 class Catalogue:
     """Catalogue of an archive: all archived hours, by hour number."""
 
-    def __init__(self, names: list[str], revision: int, hours: dict[int, Listed]) -> None:
+    def __init__(self, names: list[str], revision: int, hours: dict[int, Listed], clusters: Iterable[str] = ()) -> None:
         #: Names of the catalogue's files; empty if the archive has no catalogue.
         self.names, self.revision, self.hours = names, revision, hours
+        #: Ids of the clusters whose hours these are: at most one, unless first runs of two clusters met.
+        self.clusters = set(clusters)
 
-    def row(self, manifest: bytes) -> Listed:
-        """Make the catalogue's entry for a manifest. Raises ValueError if the bytes are not a manifest."""
-        found = decode_manifest(manifest)
+    def foreign(self, cluster: str) -> str:
+        """Id of a cluster other than `cluster` that the archive belongs to; "" if there is none."""
+        return min(self.clusters - {cluster}, default="")
+
+    def row(self, hour: int, manifest: bytes) -> Listed:
+        """Make the catalogue's entry for the manifest of an hour. Raises ValueError if the bytes are not one."""
+        found = decode_manifest(manifest, hour)
         return {
             "crc32c": f"{crc32c(manifest):08x}", "messages": rows(found, "messages"), "events": rows(found, "events"),
             "revision": self.revision + 1,
@@ -179,12 +209,14 @@ class Catalogue:
     def lists(self, hour: int, manifest: bytes) -> bool:
         return hour in self.hours and self.hours[hour]["crc32c"] == f"{crc32c(manifest):08x}"
 
-    def encode(self, added: dict[int, Listed]) -> tuple[str, bytes]:
-        """Encode the next revision of the catalogue, with added hours; returns (file name, bytes)."""
+    def encode(self, added: dict[int, Listed], cluster: str = "") -> tuple[str, bytes]:
+        """Encode the next revision of the catalogue, with added hours; returns (file name, bytes). cluster: id of the
+        cluster; "" keeps the known one."""
         hours = {hour_name(hour): row for hour, row in sorted((self.hours | added).items())}
         body = {
             "version": _CATALOGUE_VERSION, "revision": self.revision + 1,
-            "previous": [name.rpartition("/")[2] for name in self.names], "hours": hours,
+            "previous": [name.rpartition("/")[2] for name in self.names],
+            "cluster": cluster or min(self.clusters, default=""), "hours": hours,
         }  # fmt: skip
         data = msgspec.json.format(msgspec.json.encode(body), indent=1)
         return f"_catalogue/{self.revision + 1:010}-{crc32c(data):08x}.json", data
@@ -193,10 +225,10 @@ class Catalogue:
 def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int = 5) -> Catalogue:
     """Read and merge all catalogue files of an archive. Raises DamagedFile if a file does not match the CRC in its
     name. known: earlier result, which is returned if the file names are unchanged."""
-    names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if name[:1].isdigit()]
+    names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if _IS_CATALOGUE.fullmatch(name)]
     if known is not None and known.names == names:
         return known
-    revision, hours = 0, dict[int, Listed]()
+    revision, hours, clusters = 0, dict[int, Listed](), set[str]()
     for name in names:
         try:
             data = files.load(name)
@@ -215,16 +247,17 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
         except (ValueError, RecursionError) as error:
             raise DamagedFile(files.path(name), 0, f"the catalogue cannot be read: {error}") from None
         revision = max(revision, body["revision"])
+        clusters |= {body.get("cluster", "")} - {""}
         for shown, row in body["hours"].items():
             hour = hour_from_name(shown)
             if hour not in hours or hours[hour]["revision"] < row["revision"]:
                 hours[hour] = row
-    return Catalogue(names, revision, hours)
+    return Catalogue(names, revision, hours, clusters)
 
 
 def unproven(
     files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, SourceFiles]], limit: int
-) -> dict[int, str]:  # fmt: skip
+) -> dict[int, str]:
     """Check, before hours are deleted, that the archive has them: returns hour → reason why the hour must be kept, or
     "" if it may be deleted. Stops once `limit` hours may be deleted. Reads only manifests and file sizes. Raises
     OSError if the archive does not answer."""
@@ -245,14 +278,14 @@ def _problem(files: Files, catalogue: Catalogue, hour: int, source: SourceFiles)
         data = files.load(name)
         if not catalogue.lists(hour, data):
             return f"{name} does not match the CRC in the catalogue"
-        manifest = decode_manifest(data)
+        manifest = decode_manifest(data, hour)
     except FileNotFoundError:
         return f"{name} is missing"
     except ValueError as error:
         return f"{name}: {error}"
     if manifest["version"] < VERSION:
         return f"{name} has version {manifest['version']}, which proves too little: archive the hour again"
-    if source_of(manifest) != source or manifest["hour"] != int(hour_name(hour)):
+    if source_of(manifest) != source:
         return f"{name} describes another source: {manifest['source']}; this node has {source.encode()}"
     if (rows(manifest, "messages"), rows(manifest, "events")) != (source.entries, source.events):
         return f"{name} lists files whose row counts differ from the source's"

@@ -147,12 +147,14 @@ class Exports:
             raise
         row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")
         assert row["index"] == index, "no checkpoint commits while its export is made"
-        files = [SnapshotFile(name, length, crc)]
-        if row["names_length"]:
-            files.append(SnapshotFile("names", row["names_length"], row["names_crc"]))
-        files += [
+        files = [
             SnapshotFile(f"hours/{name}", *sums) for name, sums in file_checksums(*hour_rows(self._tables.backend))
         ]
+        if row["names_length"]:
+            files.append(SnapshotFile("names", row["names_length"], row["names_crc"]))
+        # The tables last: unlike the other files, they differ in each snapshot, so that an attempt that was interrupted
+        # would pull them in vain.
+        files.append(SnapshotFile(name, length, crc))
         return Manifest(index, term, files)
 
     def release(self, manifest: Manifest) -> None:
@@ -183,10 +185,18 @@ class Installer:
     disk full, or look durable without being so."""
 
     def __init__(
-        self, disk: Disk, directory: str, runtime: Runtime, backend: Callable[[str], Backend], manifest: Manifest,
+        self,
+        disk: Disk,
+        directory: str,
+        runtime: Runtime,
+        backend: Callable[[str], Backend],
+        manifest: Manifest,
         switch: Callable[[Callable[[HadelayError | None], None]], None],
-    ) -> None:  # fmt: skip
-        self._disk, self._runtime, self._backend, self._switch = disk, runtime, backend, switch
+        *,
+        read: Callable[[Backend], None] = lambda tables: None,
+    ) -> None:
+        """switch: called when the files are complete. read: called with the snapshot's tables before, in a thread."""
+        self._disk, self._runtime, self._backend, self._switch, self._read = disk, runtime, backend, switch, read
         self._incoming = f"{directory}/incoming"
         self._files = {file.name: file for file in manifest.files}
         self._state = next(name for name in self._files if name.startswith("state-"))
@@ -272,6 +282,7 @@ class Installer:
                 rows = self._rows()
                 while batch := list(islice(rows, _COMMIT_ROWS)):
                     backend.commit([], batch)
+                self._read(backend)
             disk.unlink(f"{incoming}/{self._state}")
             disk.sync_files([f"{incoming}/{name}" for name in self._files if name != self._state], incoming)
             disk.sync_dir(f"{incoming}/hours")

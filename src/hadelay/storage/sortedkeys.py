@@ -1,10 +1,26 @@
 """Sorted keys in blocks, so that an insertion or a removal moves only the keys of one block."""
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
 
 #: Number of keys in a new block; a block with twice as many is split.
 _BLOCK = 512
+
+K = TypeVar("K", bytes, tuple[bytes, bytes])
+
+
+def pieces(keys: Collection[K]) -> Iterator[list[K]]:
+    """Sort keys into pieces of mostly less than some thousand keys, each behind the one before. A thread that sorts all
+    keys at once holds the interpreter's lock, and with it the event loop, for as long as that takes."""
+    bounds = sorted(islice(keys, 0, None, _BLOCK))
+    found: list[list[K]] = [[] for _ in range(len(bounds) + 1)]
+    for key in keys:
+        found[bisect_right(bounds, key)].append(key)
+    for piece in found:
+        piece.sort()
+        yield piece
 
 
 class SortedKeys:

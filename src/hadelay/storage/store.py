@@ -10,7 +10,7 @@ entries, and appending them again gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -30,10 +30,11 @@ from hadelay.storage.identity import Identity, check_identity, lock_directory, w
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import NameTable
 from hadelay.storage.snapshots import LANE, Exports, Installer, Manifest, clear, roll_forward
+from hadelay.storage.sortedkeys import pieces
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
-#: Maximum pause between two slices of a checkpoint, in seconds.
-_PAUSE_S = 0.01
+#: Minimum and maximum pause between two slices of a checkpoint, in seconds.
+_LEAST_PAUSE_S, _PAUSE_S = 0.001, 0.01
 
 Done = Callable[[BaseException | None], None]
 
@@ -95,17 +96,17 @@ class Storage:
         self.hours.load(hours, rows)
         clear(disk, f"{directory}/export")
 
-    def hour_blobs(self) -> dict[int, bytes]:
-        """Hour → state (bytes) that the ledger stored for it in the last checkpoint."""
-        return {int.from_bytes(key, "big"): value for key, value in scan_all(self.tables.backend, HOUR_STATES)}
+    def core_rows(self, tables: Iterable[bytes]) -> dict[bytes, Iterator[tuple[bytes, bytes]]]:
+        """Rows (key, value) of core's tables in the last checkpoint, ascending; they are read as they are used."""
+        return {table: scan_all(self.tables.backend, table) for table in tables}
 
     def checkpoint(
-        self, applied_index: int, applied_term: int, core_blob: bytes, hour_blobs: dict[int, bytes], done: Done
+        self, applied_index: int, applied_term: int, core_blob: bytes, slices: Iterable[Sequence[Put]], done: Done
     ) -> None:
         """Make the current state durable, then call `done(None)`; `done(error)` is final: the node must stop.
 
-        applied_index: at most the last index that this node's journal has synced. hour_blobs: core's states that
-        changed since the last call; b"" deletes a state. Only one checkpoint runs at a time.
+        applied_index: at most the last index that this node's journal has synced. slices: core's rows that changed,
+        encoded when they are asked for, each slice in a turn of the event loop. Only one checkpoint runs at a time.
         """
         assert not self.checkpointing, "one checkpoint at a time"
         self.checkpointing = True
@@ -114,15 +115,15 @@ class Storage:
         except Exception as error:  # a full disk, for example: `sample` may write buffered messages to the hour files
             done(error)
             return
-        layer = self.tables.freeze()
+        layer, rows = self.tables.freeze(), dict[tuple[bytes, bytes], bytes | None]()
         row = _row(self.identity, applied_index, applied_term, self.names.length, self.names.crc)
 
         def puts() -> Iterator[Put]:
             yield CHECKPOINT, ROW, row
             yield CHECKPOINT, CORE, core_blob
             yield from _hour_puts(sample)
-            for hour in sorted(hour_blobs):
-                yield HOUR_STATES, hour.to_bytes(4, "big"), hour_blobs[hour] or None
+            for piece in pieces(rows):
+                yield from ((*at, rows[at]) for at in piece)
             yield from layer.puts()
 
         def written(error: BaseException | None) -> None:
@@ -146,18 +147,21 @@ class Storage:
             if error is None and self._switch is not None:
                 self._switch()
 
-        self._write_frozen(written)
+        self._write_frozen(iter(slices), rows, written)
 
-    def _write_frozen(self, then: Done) -> None:
-        """Write the buffered messages of a checkpoint in slices, then call `then`. Each pause is as long as the slice
-        before took. A method, because a nested function that calls itself is a reference cycle, and would keep the data
-        until garbage collection."""
+    def _write_frozen(
+        self, slices: Iterator[Sequence[Put]], rows: dict[tuple[bytes, bytes], bytes | None], then: Done
+    ) -> None:
+        """Collect core's rows and write buffered messages, in slices, then call `then`. A pause is as long as the slice
+        before it. A method, because a nested function that calls itself is a cycle, and would keep data for long."""
         if self._closed:
             then(files_closed())
             return
         began = self._runtime.monotonic()
         try:
-            written = self.hours.write_some()
+            if (some := next(slices, None)) is not None:
+                rows |= {(table, key): value for table, key, value in some}
+            written = some is None and self.hours.write_some()
         # Report the error: the event loop would only log it, and the checkpoint would never end
         except Exception as error:
             then(error)
@@ -165,8 +169,8 @@ class Storage:
         if written:
             then(None)
         else:
-            pause_s = min(self._runtime.monotonic() - began, _PAUSE_S)
-            self._runtime.call_later(pause_s, self._write_frozen, then)
+            pause_s = min(max(self._runtime.monotonic() - began, _LEAST_PAUSE_S), _PAUSE_S)
+            self._runtime.call_later(pause_s, self._write_frozen, slices, rows, then)
 
     def _make_durable(self, paths: list[str], dropped: set[bytes], puts: Iterator[Put]) -> None:
         if paths:
@@ -191,10 +195,10 @@ class Storage:
                 done(error)
                 return
             self.hours.freeze()
-            self._write_frozen(done)
+            self._write_frozen(iter(()), {}, done)
 
         # Finish what a checkpoint is writing, before the messages that came after its sample are frozen.
-        self._write_frozen(rest)
+        self._write_frozen(iter(()), {}, rest)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
         """Durably change the incarnation or the feature level in the identity file."""
@@ -210,9 +214,12 @@ class Storage:
         caller asks again soon, if no checkpoint exists yet, or its export is running or failed (`exports.failure`)."""
         return self.exports.manifest(self.applied_term, self.checkpointing)
 
-    def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
-        """Make the Installer of another node's snapshot. Its `finish` closes this object and calls `installed`;
-        `reopen` then returns the new Storage. If this object is already closed, nothing is switched."""
+    def install(
+        self, manifest: Manifest, installed: Callable[[], None], read: Callable[[Backend], None] = lambda tables: None
+    ) -> Installer:
+        """Make the Installer of another node's snapshot. Its `finish` calls read(tables of the snapshot) in a thread,
+        closes this object and calls `installed`; `reopen` then returns the new Storage. If this object is already
+        closed, nothing is switched."""
 
         def switch(switched: Callable[[HadelayError | None], None]) -> None:
             if self._closed:
@@ -229,7 +236,7 @@ class Storage:
             else:
                 switched(None)
 
-        return Installer(self.disk, self.directory, self._runtime, self._backend, manifest, switch)
+        return Installer(self.disk, self.directory, self._runtime, self._backend, manifest, switch, read=read)
 
     def reopen(self) -> Storage:
         """Open the same directory as a new Storage, after `close`."""

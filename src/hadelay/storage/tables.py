@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.platform.disk import files_closed
-from hadelay.storage.sortedkeys import SortedKeys
+from hadelay.storage.sortedkeys import SortedKeys, pieces
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
@@ -155,8 +155,8 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # sorted, because neighbouring keys share a page of the backend
-                yield table, key, rows[key]
+            for piece in pieces(rows):  # keys in ascending order, because neighbouring keys share a page of the backend
+                yield from ((table, key, rows[key]) for key in piece)
 
 
 class Tables:

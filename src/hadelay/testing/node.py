@@ -33,8 +33,8 @@ _SETTINGS = (
     "raft.election_min_ms=20", "storage.map_bytes=256MiB", "storage.min_free_bytes=0B",
     "webhooks.allow=127.0.0.0/8,::1/128",
 )  # fmt: skip
-#: Size of a journal segment, which the start fills with zeros.
-_SEGMENT_BYTES = 1 << 20
+#: Size of a journal segment, which the start fills with zeros: four times the largest entry, a message of 1 MiB.
+_SEGMENT_BYTES = 5 << 20
 #: Timeout of a start, in seconds; and interval of looking for its end.
 _START_S, _LOOK_S = 30.0, 0.002
 
@@ -95,9 +95,13 @@ class LocalNode:
         self._ended = asyncio.Event()
         runtime = ShiftedRuntime(self._loop)
         network = AsyncioNetwork(
-            "test", config.raft.listen, config.members, cluster_id=config.cluster.id, group=config.cluster.group,
+            "test",
+            config.raft.listen,
+            config.members,
+            cluster_id=config.cluster.id,
+            group=config.cluster.group,
             runtime=runtime,
-        )  # fmt: skip
+        )
         backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
         self._node = node = open_node(config, Disk(), network, runtime, _fatal, backend=backend)
         sender = Sender(node.guard, config.webhooks.user_agent)
@@ -128,4 +132,4 @@ class LocalNode:
 
 
 def _fatal(error: BaseException) -> NoReturn:
-    raise RuntimeError("the node has failed, as it would end a process of its own") from error
+    raise RuntimeError("the node of this test failed; outside of tests, its process would have ended") from error

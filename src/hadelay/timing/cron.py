@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 
 from hadelay.errors import BadRequest
 from hadelay.model import NEVER_MS
-from hadelay.timing import zones
+from hadelay.timing import patterns, zones
 from hadelay.timing.zones import zone
 
 ALIASES = {
@@ -27,8 +27,6 @@ ALIASES = {
 MAX_PATTERN = 256
 #: Limit of the years in which a pattern has to match.
 MAX_YEARS = 10
-#: Arbitrary time: cronsim needs a time to parse a pattern.
-_SOME_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 #: Days ahead for which clock changes are reported.
 _WARNED_DAYS = 400
@@ -48,6 +46,8 @@ def parse(pattern: str, timezone: str) -> Cron:
     text = ALIASES.get(pattern.strip().lower(), pattern)
     fields = text.split()
     if len(pattern) > MAX_PATTERN or not pattern.isascii() or len(fields) not in (5, 6):
+        if len(pattern) <= MAX_PATTERN and (cause := patterns.cause(pattern)):
+            raise BadRequest(f"cron: {pattern[:80]!r}: {cause}")
         raise BadRequest(
             f"cron: {pattern[:80]!r} is no pattern; write 5 fields (minute hour day month weekday), 6 with seconds in "
             f"front, or one of {' '.join(ALIASES)}"
@@ -55,13 +55,13 @@ def parse(pattern: str, timezone: str) -> Cron:
     zone(timezone)
     try:
         if len(fields) == 6:
-            seconds = CronSim(f"{fields[0]} * * * * *", _SOME_TIME).seconds
+            seconds = CronSim(f"{fields[0]} * * * * *", patterns.SOME_TIME).seconds
         else:
             seconds = {0}
         five = " ".join(fields[-5:])
         _simulation(five)
-    except (CronSimError, ValueError, IndexError, RecursionError, OverflowError) as error:
-        raise BadRequest(f"cron: {pattern!r}: {error or 'it is no pattern'}") from None
+    except patterns.REFUSALS:
+        raise BadRequest(f"cron: {pattern!r}: {patterns.cause(pattern) or 'it is no pattern'}") from None
     return Cron(five, tuple(sorted(seconds)), timezone)
 
 
@@ -69,7 +69,7 @@ def parse(pattern: str, timezone: str) -> Cron:
 def _simulation(fields: str, timezone: str = "Europe/Vienna") -> CronSim:
     """Parse the fields of a pattern; callers copy the cached object. Any zone but UTC makes cronsim note whether the
     pattern is of fixed times."""
-    return CronSim(fields, _SOME_TIME.astimezone(zone(timezone)))
+    return CronSim(fields, patterns.SOME_TIME.astimezone(zone(timezone)))
 
 
 def after(cron: Cron, after_ms: int) -> Iterator[int]:
@@ -138,9 +138,16 @@ def explain(pattern: str) -> str:
     text = ALIASES.get(pattern.strip().lower(), pattern)
     parse(pattern, "UTC")
     try:
-        return str(CronSim(text, _SOME_TIME).explain())
+        return patterns.words(text.split())
     except Exception:  # return the pattern: cronsim cannot describe some valid patterns
         return text
+
+
+def warnings(pattern: str, timezone: str, after_ms: int) -> list[str]:
+    """Describe uneven steps of a pattern, and how clock changes after `after_ms` affect it. Raises BadRequest."""
+    parsed = parse(pattern, timezone)
+    text = ALIASES.get(pattern.strip().lower(), pattern)
+    return [*patterns.uneven_steps(text.split()), *clock_changes(parsed, after_ms)]
 
 
 def clock_changes(cron: Cron, after_ms: int) -> list[str]:

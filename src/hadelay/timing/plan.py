@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice, pairwise
 
-from hadelay.codec.schedules import LAST, MAX_RUN, CatchUp, Firing, Spec, State, times
+from hadelay.codec.schedules import LAST, MAX_RUN, CatchUp, Firing, Spec, State
 from hadelay.errors import Impossible
 from hadelay.model import NEVER_MS
 from hadelay.timing import cron
@@ -77,7 +77,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: 
     skipped, last = _skip(spec, state.last, fresh_ms)
     coming = occurrences(spec, last)
     late: list[int] = []
-    #: Number of the newest late occurrences that may be made: which ones these are shows at the end of the late ones.
+    #: Limit of late occurrences that may still be made. They are the newest ones, which are known only when all late
+    #: ones are.
     open_ = MAX_RUN if CatchUp(spec.catch_up) is CatchUp.ALL else 1
     following: int | None = None
     for following in coming:
@@ -90,7 +91,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: 
         # More late occurrences may follow. At most the newest `open_` can still be made: count all before them as
         # missed.
         sure = late[:_LOOKED]
-        return _firing(name, spec, state, skipped + len(sure), sure[-1], late[len(sure)], [])
+        missed, following = skipped + len(sure), late[len(sure)]
+        return _firing(name, spec, state, missed=missed, last=sure[-1], following=following, made=[])
     late_made = _caught_up(spec, late, now_ms, following)
     missed = len(late) - len(late_made)
     if missed:
@@ -107,7 +109,7 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: 
         last = made[-1]
     elif not skipped + missed and following == state.next:
         return None
-    return _firing(name, spec, state, skipped + missed, last, following, made)
+    return _firing(name, spec, state, missed=skipped + missed, last=last, following=following, made=made)
 
 
 def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
@@ -132,11 +134,11 @@ def _caught_up(spec: Spec, late: list[int], now_ms: int, following: int | None) 
 
 
 def _firing(
-    name: str, spec: Spec, state: State, missed: int, last: int, following: int | None, made: list[int]
-) -> Firing:  # fmt: skip
-    rows = times((at_ms, at_ms + jitter_ms(spec, name, at_ms)) for at_ms in made)
+    name: str, spec: Spec, state: State, *, missed: int, last: int, following: int | None, made: list[int]
+) -> Firing:
+    times = [(at_ms, at_ms + jitter_ms(spec, name, at_ms)) for at_ms in made]
     flags = LAST if following is None else 0
-    return Firing(name, state.version, state.next, following or 0, last, missed, flags, rows)
+    return Firing(name, state.version, state.next, following or 0, last, missed, flags, times)
 
 
 def explain(spec: Spec) -> str:

@@ -16,11 +16,11 @@ from hadelay.codec.formats import Rows
 from hadelay.codec.jobcommands import LAST, MAX_STEP, JobCursor
 from hadelay.codec.results import Done
 from hadelay.errors import DamagedFile, HadelayError
-from hadelay.ledger.bulk import queued
-from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
-from hadelay.ledger.bulkscan import JobScan, passes, reads_records
-from hadelay.ledger.changes import MAX_MOVED_BYTES
-from hadelay.ledger.transitions import fitting
+from hadelay.ledger.hours.transitions import fitting
+from hadelay.ledger.jobs.bulk import queued
+from hadelay.ledger.jobs.bulkjob import JOB_COUNTS, BulkJob
+from hadelay.ledger.jobs.bulkscan import JobScan, passes, reads_records
+from hadelay.ledger.messages.changes import MAX_MOVED_BYTES
 from hadelay.model import pack_id
 from hadelay.server.delivery.term import Term
 from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_record
@@ -28,7 +28,7 @@ from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_reco
 #: Pauses after a step of a job, in seconds: usually; while commits take more than twice as long as before the job; and
 #: after a step that failed.
 _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
-#: Pause in seconds while all jobs wait for their rates, or for disk space.
+#: Pause in seconds before the next look at jobs that all wait for their rates, or for disk space.
 _LOOK_S = 0.1
 #: Actions that copy no records. The others wait while a node has too little disk space.
 _FREES = ("cancel", "delete_dead")
@@ -102,9 +102,14 @@ class BulkRunner:
     """Runs bulk jobs; running jobs take turns. One object per term."""
 
     def __init__(
-        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], has_space: Callable[[], bool],
-        counts: Counter[str], most: int = MAX_STEP,
-    ) -> None:  # fmt: skip
+        self,
+        term: Term,
+        reader: VerifiedReader | None,
+        commit_ms: Callable[[], float],
+        has_space: Callable[[], bool],
+        counts: Counter[str],
+        most: int = MAX_STEP,
+    ) -> None:
         """commit_ms: returns the usual duration of a grant's commit at present. has_space: whether every node has room
         for more messages. counts: number of messages by outcome (JOB_COUNTS), of all jobs. most: limit of messages in a
         step."""
@@ -113,8 +118,8 @@ class BulkRunner:
         self._works: dict[int, Work] = {}
         #: Number of the job that had the last turn, also if it found nothing: a long search holds up no other job.
         self._last = 0
-        #: Number of jobs begun so far, noted when no job was running: a higher number means a new job. -1 while jobs
-        #: run.
+        #: Number of bulk jobs that were ever begun, as noted when no job was running. A higher number in the ledger
+        #: shows a new job. -1 while jobs run.
         self._seen = -1
         #: True while a step or a read is under way.
         self._busy = False

@@ -1,30 +1,30 @@
-"""Grants, which lease messages to polls, in one term of a leader: offers being committed, waiting polls, their answers,
-and the dispatch cursor."""
+"""Grants, which lease messages to polls, in one term of a leader: offers being committed, waiting polls, answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import encode_cursor, encode_extend, encode_grant
+from hadelay.codec.commands import encode_extend, encode_grant
 from hadelay.codec.commandtypes import MAX_SEQ, Grant
 from hadelay.codec.formats import INDEX
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, LeaseResult
-from hadelay.deadlines import Deadlines
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.handout.deadlines import Deadlines
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import DONE, PROPOSED, WAITING, Delivery, Poll
-from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.hourstate import groups
+from hadelay.ledger.hours.hourstate import rows_by_value
+from hadelay.ledger.leases.grantrows import OpenGrant
 from hadelay.ledger.ports import HourStore
-from hadelay.ledger.topics import by_topic
+from hadelay.ledger.topics.topics import by_topic
+from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.term import Term
 
 #: Repairs damaged bytes of a file, then calls the function with these bytes; with None if no node has a good copy.
@@ -34,36 +34,50 @@ Repair = Callable[[DamagedFile, Callable[[bytes | None], None]], None]
 _OTHER_TOPICS = "an unfinished receive of this consumer with this request_id names other topics: use a new request_id"
 
 
+class Unrecorded(NamedTuple):
+    """Interval mode: a hand-out whose grant is not committed yet."""
+
+    #: Monotonic time of the hand-out.
+    mono: float
+    #: Second of the dispatch cursor at the hand-out, since 1970: all of its messages are due from there on.
+    second: int
+
+
 class Grants:
     def __init__(
-        self, term: Term, core: Dispatcher, turn_soon: Callable[[], None],
-        on_delivery: Callable[[Poll, Delivery], None], repair: Repair | None = None,
-    ) -> None:  # fmt: skip
-        """turn_soon: schedules a turn of the delivery loop. on_delivery: called when a poll gets messages. repair: of a
-        damaged index entry."""
+        self,
+        term: Term,
+        core: Dispatcher,
+        turn_soon: Callable[[], None],
+        on_delivery: Callable[[Poll, Delivery], None],
+        repair: Repair | None = None,
+    ) -> None:
+        """turn_soon: schedules a turn of the delivery loop. on_delivery: called when a poll gets messages. repair:
+        repairs a damaged index entry."""
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery, self._repair = turn_soon, on_delivery, repair
         self.waiting = core.waiting
-        #: Open polls by {consumer, request_id}: polls that wait, or whose grant is under way.
+        #: Open polls by {consumer, request_id}: polls that wait, or whose grant is under way, even if their consumer
+        #: has hung up since.
         self._requests: dict[tuple[str, bytes], Poll] = {}
         #: Poll whose grant is under way → repeated poll that gets the answer instead.
         self._successors: dict[Poll, Poll] = {}
         #: Deliveries granted ahead of their due time.
-        self.deferred = DeferredDeliveries(term, self._check_held)
-        self.cursor = CursorKeeper(term, core, self.changed)
+        self.deferred = DeferredDeliveries(term, self._check_quiet)
+        self.cursor = CursorKeeper(term, core, self.changed, self._unrecorded_from)
         #: Number of the last grant in this term.
         self.seq = 0
         #: Offers (messages chosen for a poll) whose grants are proposed and not decided yet, by the number of the
         #: grant.
         self.offers: dict[int, Offer] = {}
-        #: Interval mode: number of a grant not yet committed → monotonic time of its hand-out, oldest first.
-        self.handed_at: dict[int, float] = {}
+        #: Interval mode: hand-outs whose grants are not committed yet, by the number of the grant, oldest first.
+        self.unrecorded: dict[int, Unrecorded] = {}
         #: Polls that have messages, but wait until the leases of these messages are renewed.
         self._renewing: set[Poll] = set()
         #: Whether a planned transfer of leadership has stopped hand-outs; and callback to call once the dispatch state
         #: is committed.
         self.holding = False
-        self._held: Callable[[], None] | None = None
+        self._quiet: Callable[[], None] | None = None
         self._cursor_tried = False
 
     def stop(self) -> None:
@@ -76,13 +90,18 @@ class Grants:
             self.answer(poll, None, unknown)
         for poll in self.waiting.polls():
             self.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
-        if self._held is not None:
-            self._held()
+        if self._quiet is not None:
+            self._quiet()
+
+    def _unrecorded_from(self) -> int | None:
+        """Second of the dispatch cursor at the time of the oldest hand-out that is not recorded; None if all hand-outs
+        are recorded."""
+        return next((one.second for one in self.unrecorded.values()), None)
 
     def changed(self) -> None:
         """Continue after an offer or a proposal of the cursor was decided: finish a planned transfer, and schedule a
         turn of the loop."""
-        self._check_held()
+        self._check_quiet()
         self.turn_soon()
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
@@ -99,37 +118,36 @@ class Grants:
         self._requests[poll.consumer, poll.request_id] = poll
         if before is not None and self._replace(before, poll):
             return True
-        for offer in map(self.offers.__getitem__, self.handed_at):
+        for offer in map(self.offers.__getitem__, self.unrecorded):
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
                 # The messages of the earlier poll are handed out already, and their grant is on its way into the log:
                 # the result of that grant decides the answer to `poll`.
                 if not self._names_others(poll, set(offer.poll.topics)):
                     self._succeed(offer.poll, poll)
+                    assert self.term.record is not None, "only interval mode has hand-outs that are not recorded"
                     self.term.record()
                 return True
-        held = self.ledger.held_by(poll.consumer, poll.request_id)
-        if held is not None:
-            self.hand_out_again(poll, held.key)
-        return held is not None
+        earlier = self.ledger.grant_for(poll.consumer, poll.request_id)
+        if earlier is not None:
+            self.hand_out_again(poll, earlier.key)
+        return earlier is not None
 
     def _replace(self, before: Poll, poll: Poll) -> bool:
         """Replace the open poll `before` by its repetition `poll`. True if a grant for `before` is under way, whose
         messages `poll` then gets."""
-        on_its_way = before.phase == PROPOSED
+        if before.phase == WAITING:
+            self.waiting.unwait(before)
+        on_its_way = before.phase == PROPOSED or (before.phase == DONE and self._is_offered(before))
         if on_its_way:
             self._succeed(before, poll)
-        else:
-            self.waiting.unwait(before)
-        before.phase = DONE
-        before.done(None, Conflict("a newer receive with the same consumer and request_id replaced this receive"))
+        if before.phase != DONE:
+            before.phase = DONE
+            before.done(None, Conflict("a newer receive with the same consumer and request_id replaced this receive"))
         return on_its_way
 
     def _succeed(self, before: Poll, poll: Poll) -> None:
         self._successors[before] = poll
         poll.phase = PROPOSED
-
-    def has_successor(self, poll: Poll) -> bool:
-        return poll in self._successors
 
     def current(self, poll: Poll) -> Poll:
         """Return the poll, or the repeated poll that replaced it while the grant was under way."""
@@ -171,9 +189,31 @@ class Grants:
         return deadline
 
     def cancel(self, poll: Poll) -> None:
+        """Withdraw a poll whose consumer has hung up. While its grant is being committed, a repetition of the receive
+        gets the messages: else nobody would until the end of the lease."""
+        if poll.phase == PROPOSED and self._is_offered(poll):
+            poll.phase = DONE
+            return
         if poll.phase == WAITING:
             self.waiting.unwait(poll)
         self._close(poll)
+
+    def _is_offered(self, poll: Poll) -> bool:
+        """Whether the decision about an offer answers the poll, or would if its consumer had not hung up."""
+        return any(self._last(offer.poll) is poll for offer in self.offers.values())
+
+    def _last(self, poll: Poll) -> Poll:
+        """`current`, without a change."""
+        while poll in self._successors:
+            poll = self._successors[poll]
+        return poll
+
+    def decided(self, offer: Offer) -> Poll:
+        """The poll that gets the answer about an offer whose grant is decided."""
+        poll = self.current(offer.poll)
+        if poll.phase == DONE:
+            self._close(poll)
+        return poll
 
     def answer(self, poll: Poll, delivery: Delivery | None, error: HadelayError | None = None) -> None:
         if poll.phase != DONE:
@@ -194,10 +234,18 @@ class Grants:
         poll = offer.poll
         return encode_grant(
             Grant(
-                self.term.number, offer.seq, poll.lease_ms, poll.consumer, poll.request_id, self.term.config.node.name,
-                offer.hours, offer.indexes, handed, ahead_ms,
+                self.term.number,
+                offer.seq,
+                poll.lease_ms,
+                poll.consumer,
+                poll.request_id,
+                self.term.config.node.name,
+                offer.hours,
+                offer.indexes,
+                handed,
+                ahead_ms,
             )
-        )  # fmt: skip
+        )
 
     def _next_seq(self) -> int:
         """The next free number for a grant. After MAX_SEQ, which a busy leader reaches in some days, numbers start from
@@ -221,14 +269,14 @@ class Grants:
         if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
             # Too little of the lease is left, because the commit took long or this process slept, and another consumer
             # may have the messages by now: renew the whole lease before answering.
-            self.hand_out_again(poll, (delivery.term, delivery.seq))
+            self.hand_out_again(poll, (delivery.term, delivery.seq), delivery)
         else:
             self.answer(poll, delivery)
-        self._check_held()
+        self._check_quiet()
 
-    def hand_out_again(self, poll: Poll, key: tuple[int, int]) -> None:
+    def hand_out_again(self, poll: Poll, key: tuple[int, int], first: Delivery | None = None) -> None:
         """Answer a poll from an existing grant: extend the grant's leases, which also proves that this node still
-        leads, and hand out those messages that are still leased."""
+        leads, and hand out those messages that are still leased. first: delivery of the grant that no poll got."""
         grant = self.ledger.grants.get(key)
         if grant is None or poll.phase == DONE:
             self.wait_on(poll)
@@ -238,7 +286,7 @@ class Grants:
             return
         poll.phase = PROPOSED
         try:
-            delivery, leases = _again(grant, self.ledger.store)
+            delivery, leases = _again(grant, self.ledger.store, first)
         except DamagedFile as damage:
             if self._repair is None:
                 self.answer(poll, None, damage)
@@ -254,50 +302,49 @@ class Grants:
 
     def _repaired(self, asked: Poll, key: tuple[int, int], damage: DamagedFile, data: bytes | None) -> None:
         if self.term.over:
-            return  # `stop` has answered the poll
+            return  # `stop` has already answered this poll
         self._renewing.discard(asked)
         poll = self.current(asked)
         if data is None:
             self.answer(poll, None, damage)
         else:
             self.hand_out_again(poll, key)
-        self._check_held()
+        self._check_quiet()
 
     def _renewed(self, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
         self._renewing.discard(asked)
-        poll = self.current(asked)
-        now = self.term.now()
+        poll, now = self.current(asked), self.term.now()
         if error is not None or not isinstance(result, LeaseResult):
             self.answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
-        elif not (held := result.outcomes == LeaseOutcome.DONE).any():
+        elif not (renewed := result.outcomes == LeaseOutcome.DONE).any():
             self.wait_on(poll)
         elif (result.until_ms - now) * 2 < poll.lease_ms:
             late = "more than half of the renewed lease is over: receive again, or with a longer lease"
             self.answer(poll, None, Overloaded(late, retry_after_ms=1_000))
         else:
-            left = delivery.only(held)
+            left = delivery.only(renewed)
             left = left._replace(until_ms=np.full(len(left.rows), result.until_ms, np.int64), now_ms=now)
             self.deferred.until_due(poll, left, partial(self._answer, poll))
-        self._check_held()
+        self._check_quiet()
 
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
-        self.holding, self._held = True, done
+        self.holding, self._quiet = True, done
         # Propose the cursor in parallel with the last grants: a proposal after them would take another commit.
         self._send_cursor()
-        self._check_held()
+        self._check_quiet()
 
     def resume(self) -> None:
-        self.holding, self._held, self._cursor_tried = False, None, False
+        self.holding, self._quiet, self._cursor_tried = False, None, False
         self.turn_soon()
 
-    def _check_held(self) -> None:
-        if self._held is None or self.offers or self._renewing or self.deferred or self.cursor.busy:
+    def _check_quiet(self) -> None:
+        if self._quiet is None or self.offers or self._renewing or self.deferred or self.cursor.busy:
             return
         if self._send_cursor():
             return
-        held, self._held = self._held, None
-        held()
+        quiet, self._quiet = self._quiet, None
+        quiet()
 
     def _send_cursor(self) -> bool:
         """Propose the cursor once per planned transfer, if it has changed; returns whether it was proposed. The cursor
@@ -309,67 +356,32 @@ class Grants:
         return True
 
 
-def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
-    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages."""
+def _again(grant: OpenGrant, store: HourStore, first: Delivery | None) -> tuple[Delivery, NDArray[np.void]]:
+    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages. They count as
+    redelivered, except if no poll got the delivery `first`: then as they did in it."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
-    held = grant.rows[positions]
-    rows = np.zeros(len(held), INDEX)
-    for hour, mine in groups(held["hour"]):
-        rows[mine] = store.entries(hour, held["index"][mine])
-    leases = np.zeros(len(held), LEASE)
+    leased = grant.rows[positions]
+    rows = np.zeros(len(leased), INDEX)
+    for hour, mine in rows_by_value(leased["hour"]):
+        rows[mine] = store.entries(hour, leased["index"][mine])
+    leases = np.zeros(len(leased), LEASE)
     leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
-    leases["hour"], leases["index"] = held["hour"], held["index"]
+    leases["hour"], leases["index"] = leased["hour"], leased["index"]
     delivery = Delivery(
-        grant.term, grant.seq, positions.astype(np.uint16), held["hour"].copy(), held["index"].copy(),
-        held["attempt"].copy(), rows, held["until_ms"].copy(), np.ones(len(held), np.bool_), 0,
-    )  # fmt: skip
+        grant.term,
+        grant.seq,
+        positions.astype(np.uint16),
+        leased["hour"].copy(),
+        leased["index"].copy(),
+        leased["attempt"].copy(),
+        rows,
+        leased["until_ms"].copy(),
+        np.ones(len(leased), np.bool_),
+        0,
+    )
+    if first is not None:
+        delivery.redelivered[:] = first.redelivered[np.isin(first.positions, positions)]
     return delivery, leases
-
-
-class CursorKeeper:
-    """Replicates the dispatch cursor, the position up to which due messages were found, every dispatch.interval_ms
-    while the cursor changes. One object per term.
-
-    The cursor mostly shares a Raft entry with the grants that made it change. In an idle cluster nothing is written."""
-
-    def __init__(self, term: Term, core: Dispatcher, settled: Callable[[], None]) -> None:
-        """settled: called when a proposal of the cursor was committed or has failed."""
-        self._term, self._core, self._settled = term, core, settled
-        self._alarm = term.alarm(self.send)
-        self._sent = core.cursor
-        self._sent_at = 0.0
-        #: True while a proposal of the cursor is under way.
-        self.busy = False
-
-    @property
-    def changed(self) -> bool:
-        return self._core.cursor != self._sent
-
-    def watch(self) -> None:
-        """Propose the cursor if it has changed: now, or once dispatch.interval_ms has passed since the last
-        proposal."""
-        if self.busy or self._core.cursor == self._sent:
-            return
-        at = self._sent_at + self._term.config.dispatch.interval_ms / 1000
-        if at <= self._term.runtime.monotonic():
-            self.send()
-        else:
-            self._alarm.at(at)
-
-    def send(self) -> None:
-        if self.busy:
-            return
-        cursor = self._core.cursor
-        self.busy = True
-        self._sent_at = self._term.runtime.monotonic()
-
-        def done(_: Any, error: HadelayError | None) -> None:
-            self.busy = False
-            if error is None:
-                self._sent = cursor
-            self._settled()
-
-        self._term.propose(encode_cursor(*cursor), done)
 
 
 @dataclass(eq=False, slots=True)

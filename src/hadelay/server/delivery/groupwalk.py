@@ -3,8 +3,8 @@ messages of a group, and groups that violate Rule G (ADR 259)."""
 
 import logging
 
-from hadelay.ledger.groupwalk import next_group, wait_of
-from hadelay.ledger.messagegroups import GROUP_KEY
+from hadelay.ledger.groups.groupwalk import Wait, next_group, wait_of
+from hadelay.ledger.groups.messagegroups import GROUP_KEY
 from hadelay.server.delivery.term import Term
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,20 @@ class GroupWalk:
 
     def waits_since_ms(self, number: int = ALL) -> int:
         """Unix ms since when a due message of the topic waits behind its group; 0 if none is known to wait."""
-        found = [self._since_ms(key) for walk in (self._found, self._before) if (key := walk.get(number)) is not None]
-        return min((at_ms for at_ms in found if 0 < at_ms <= self._term.now()), default=0)
+        wait = self.longest(number)
+        return 0 if wait is None else wait.since_ms
+
+    def longest(self, number: int = ALL) -> Wait | None:
+        """The group of the topic in which a due message waits longest; None if no message is known to wait."""
+        keys = (walk[number] for walk in (self._found, self._before) if number in walk)
+        waits = [wait for key in keys if (wait := wait_of(self._ledger, key)) is not None]
+        due = (wait for wait in waits if 0 < wait.since_ms <= self._term.now())
+        return min(due, key=lambda wait: wait.since_ms, default=None)
+
+    def longest_of_topics(self, most: int) -> list[bytes]:
+        """Keys of the groups in which a message waits longest, of at most `most` topics."""
+        found = {**self._before, **self._found}
+        return [key for number, key in found.items() if number != ALL][:most]
 
     def _since_ms(self, key: bytes) -> int:
         wait = wait_of(self._ledger, key)
@@ -66,7 +78,7 @@ class GroupWalk:
         number, _, group = GROUP_KEY.unpack(key)
         for each in (number, ALL):
             best = self._found.get(each)
-            # The best group may have gone on since the walk came to it: look at it again.
+            # The group found may have changed since the walk passed it: look at this group again.
             if best is None or not 0 < self._since_ms(best) <= wait.since_ms:
                 self._found[each] = key
         if wait.fault:

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from hadelay.api.service import Histogram
 from hadelay.codec.durations import decode, encode
-from hadelay.codec.entries import leases_in
-from hadelay.codec.settlement import encode_settle, take_apart
+from hadelay.codec.formats import U32, Rows
+from hadelay.codec.settlement import leases_in, with_delays
 from hadelay.handout.polls import Delivery
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import by_topic
+from hadelay.ledger.topics.topics import by_topic
 from hadelay.model import NONE32
-from hadelay.version import SETTLE_LEVEL
 
 #: Bucket bounds of the histogram hadelay_delivery_lateness_seconds, in ms.
 LATENESS_BUCKETS_MS = (
@@ -143,7 +142,7 @@ class HandoutDelays:
     command that settles the lease contains the delay.
 
     A grant's time in the log is that of its proposal; its consumer has the message when the answer is written. The
-    leader keeps that moment for the leases that are held, and puts the difference into the ACK or NACK (SETTLE,
+    leader keeps that moment for the open leases, and puts the difference into the settlement (SETTLE,
     ADR 206). A leader that takes over knows none of them, so those hand-outs stay unknown."""
 
     def __init__(self) -> None:
@@ -172,15 +171,12 @@ class HandoutDelays:
         if len(self._at) > 2 * len(ledger.grants) + _SPARE:
             self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
-    def settling(self, ledger: Ledger, command: bytes) -> bytes:
-        """Turn an ACK or NACK into a SETTLE with the known hand-out delays of its leases, if there are any."""
-        if ledger.level < SETTLE_LEVEL or not self._at:
-            return command
-        settlement, *sections = take_apart(command)
-        leases = leases_in(settlement)
-        if leases is None or not len(leases):
-            return command
+    def delays_of(self, ledger: Ledger, leases: Rows) -> U32 | None:
+        """Hand-out delay in ms of each lease (LEASE rows), NONE32 for an unknown one; None if all are unknown."""
+        if not self._at:
+            return None
         delays = np.full(len(leases), NONE32, np.uint32)
+        known = False
         terms, seqs, positions = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
         for n, (key, position) in enumerate(zip(zip(terms, seqs, strict=True), positions, strict=True)):
             at = self._at.get(key)
@@ -188,8 +184,14 @@ class HandoutDelays:
                 grant = ledger.grants.get(key)
                 # Interval mode hands out before the commit: the grant may not be applied yet.
                 delay_ms = 0 if grant is None else at[position] - grant.granted_at_ms
-                delays[n] = min(max(0, delay_ms), NONE32 - 1)
-        return command if (delays == NONE32).all() else encode_settle(settlement, delays, *sections)
+                delays[n], known = min(max(0, delay_ms), NONE32 - 1), True
+        return delays if known else None
+
+    def settling(self, ledger: Ledger, command: bytes) -> bytes:
+        """Put the known hand-out delays into a SETTLE of another node; every other command stays as it is."""
+        leases = leases_in(command)
+        delays = None if leases is None else self.delays_of(ledger, leases)
+        return command if delays is None else with_delays(command, delays)
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS, Command
+from hadelay.codec.formats import U32, Rows
 from hadelay.errors import HadelayError, LimitReached, NoLeader
-from hadelay.handout.dispatcher import Dispatcher
-from hadelay.handout.polls import DONE, Delivery, Poll
-from hadelay.ledger.chain import Damage
-from hadelay.ledger.flow import is_limited
+from hadelay.handout.dispatcher import Dispatcher, TakeOver
+from hadelay.handout.polls import DONE, Askers, Delivery, Poll
+from hadelay.ledger.hours.chain import Damage
+from hadelay.ledger.limits.flow import is_limited
 from hadelay.ledger.ports import LedgerListener
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.delivery.askers import Askers
 from hadelay.server.delivery.bulk import BulkRunner
 from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.groupwalk import GroupWalk
@@ -65,22 +65,26 @@ class DeliveryLoop:
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
         has_leader_lease: Callable[[], bool] = lambda: True,
-        watch: Callable[[TopicState], None] = lambda topic: None,
         has_space: Callable[[], bool] = lambda: True,
         read_ahead: ReadAhead | None = None,
         reader: VerifiedReader | None = None,
+        on_take_over: Callable[[TakeOver], None] = lambda taken: None,
     ) -> None:
         """on_damage(hour, index, problem): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
-        interval mode). watch(topic): called when a topic was created, changed or deleted, or got dead letters. reader:
-        reads records for bulk jobs that filter by tags or keys, and repairs damaged entries. has_space: whether every
-        node has room for more messages."""
+        interval mode). reader: reads records for bulk jobs that filter by tags or keys, and repairs damaged entries.
+        has_space: whether every node has room for more messages. on_take_over: called once per term, when all messages
+        that fell due before this node led are found."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
-        self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
-        self._reader, self.has_space = reader, has_space
+        self.has_leader_lease, self._read_ahead = has_leader_lease, read_ahead
+        #: Called by apply when a topic was created, changed or deleted, or got dead letters.
+        self.watch: Callable[[TopicState], None] = lambda topic: None
+        self._reader, self.has_space, self.on_take_over = reader, has_space, on_take_over
         self.handed_out = 0
         self.damaged_links = 0
+        #: Number of times that the sweeper found the localIndex of the dispatch cursor wrong: a bug if it is not 0.
+        self.wrong_cursors = 0
         #: Number of messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
         self.bulk_counts: Counter[str] = Counter()
         self.lateness = LatenessCounts()
@@ -94,7 +98,7 @@ class DeliveryLoop:
         self._throttled_before: Counter[str] = Counter()
         #: State of the present term; None while this node does not lead.
         self._grants: Grants | None = None
-        self._turning = False
+        self._turning = self._reported = False
 
     def on_leader(self, number: int) -> None:
         """Begin to hand out messages. The term's no-op must be applied, and the clock ready and leading."""
@@ -131,16 +135,20 @@ class DeliveryLoop:
         )
         self._topic_expiry, self.groups = TopicExpiry(term), GroupWalk(term)
         self._schedules = ScheduleRunner(term, self.has_space, self.occurrences)
+        self._reported = False
         self._arm_sweeper()
         self._turn_soon()
 
     def _make_handout(self, grants: Grants) -> Handout:
         if self.config.dispatch.sync == "interval":
-            grouped = [topic.name for topic in self.ledger.topics.all if topic.settings.group_concurrency]
+            grouped = self.ledger.topics.grouping
             if not grouped:
-                return IntervalHandout(grants, lambda: self.has_leader_lease())
+                return IntervalHandout(grants, self._latency, lambda: self.has_leader_lease())
             # The mode was changed after the setting was made. A crash in interval mode would break its promise.
-            log.error("groups_need_commit_mode", extra={"topic": grouped[0], "topics": len(grouped)})
+            log.error(
+                "groups_need_commit_mode",
+                extra={"topic": self.ledger.topics[min(grouped)].name, "topics": len(grouped)},
+            )
         return CommitHandout(grants, self._latency)
 
     def on_follower(self) -> None:
@@ -202,6 +210,13 @@ class DeliveryLoop:
         waiting = set() if self._grants is None else self._grants.waiting.consumers(topic)
         return [(name, *asked, name in waiting) for name, asked in self.askers.of(topic).items()]
 
+    def all_consumers(self) -> list[tuple[str, int, str, bool, list[str]]]:
+        """As `consumers`, of all topics, and the topics that the consumer asked for."""
+        waiting = set() if self._grants is None else self._grants.waiting.all_consumers()
+        return [
+            (name, at_ms, node, name in waiting, topics) for name, (at_ms, node, topics) in self.askers.all().items()
+        ]
+
     def cancel_poll(self, poll: Poll) -> None:
         """Cancel a poll whose consumer is gone: the poll gets no messages, unless a grant for it is proposed already.
         `done` is not called."""
@@ -221,7 +236,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the timer wheels stop during a planned transfer; the next leader continues where they stopped
+            return  # hand-outs stop during a planned transfer; the next leader continues where they stopped
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -238,8 +253,20 @@ class DeliveryLoop:
         self._bulk.watch()
         if aligned and core.busy:
             self._turn_soon()
+        if aligned and not self._reported:
+            self._report_take_over(core)
         mono = self.runtime.monotonic()
         self._due.at(mono + min(self.clock.delay_s(next_ms - self._handout.ahead_ms, mono), _LONGEST_SLEEP_S))
+
+    def _report_take_over(self, core: Dispatcher) -> None:
+        if (taken := core.took_over) is not None:
+            self._reported = True
+            log.info("took_over", extra=taken._asdict())
+            self.on_take_over(taken)
+
+    def riding_cursor(self) -> tuple[bytes, Done] | None:
+        """The dispatch cursor as a command for a batch that is written anyway; None if it need not be replicated."""
+        return None if self._grants is None else self._grants.cursor.ride()
 
     def _answer_late_polls(self, grants: Grants) -> None:
         deadline = grants.answer_late_polls(self.runtime.monotonic())
@@ -266,7 +293,7 @@ class DeliveryLoop:
         self.delays.count(delivery, waited_ms, self._may_hold_back)
 
     def _may_hold_back(self, number: int) -> bool:
-        """Whether a limit or message groups may have held the topic's messages back when they were due."""
+        """Whether a limit or message groups may have delayed the topic's messages when they were due."""
         settings = self.ledger.topics[number].settings
         return is_limited(settings) or settings.group_concurrency is not None
 
@@ -287,13 +314,17 @@ class DeliveryLoop:
         if self._grants is not None and self._grants.term.number == term:
             self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
+    def delays_of(self, leases: Rows) -> U32 | None:
+        """Hand-out delays that this leader knows of these leases (LEASE rows), see HandoutDelays; None: of none."""
+        return self.handout_delays.delays_of(self.ledger, leases) if self._grants is not None else None
+
     def settling(self, command: bytes) -> bytes:
-        """Add to a settling command the hand-out delays that this leader knows of its leases; returns the command."""
+        """Add the hand-out delays that this leader knows to a settling command of another node."""
         return self.handout_delays.settling(self.ledger, command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
         """Call before proposing an ack, nack, extend or cancel: interval mode proposes its hand-outs first."""
-        if self._grants is not None:
+        if self._grants is not None and self._grants.term.record is not None:
             self._grants.term.record()
 
     def hold(self, done: Callable[[], None]) -> None:
@@ -301,7 +332,7 @@ class DeliveryLoop:
         if self._grants is None:
             done()
         else:
-            self._grants.term.record()
+            self.before_settlement()
             self._grants.hold(done)
 
     def resume(self) -> None:
@@ -315,7 +346,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        # A turn advances timer wheels that were paused: the sweep checks only seconds that the wheels have passed.
+        # A turn advances a dispatcher that was paused: the sweep checks only seconds that the preload has passed.
         self._turn_soon()
         core = self._grants.core
         before = core.scans.swept
@@ -325,8 +356,16 @@ class DeliveryLoop:
             self._arm_sweeper()
             self._topic_expiry.wake()
             self.groups.wake()
+            self._recount(core)
         if core.scans.swept > before:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
+
+    def _recount(self, core: Dispatcher) -> None:
+        """Compare the localIndex with the entries of its second: settled, leased, blocked and ready."""
+        counted, (hour, second, local) = core.recount(), core.cursor
+        if counted is not None and counted != local:
+            self.wrong_cursors += 1
+            log.error("local_index_wrong", extra={"hour": hour, "second": second, "local": local, "counted": counted})
 
     @property
     def sweeper_found(self) -> int:
@@ -351,7 +390,17 @@ class DeliveryLoop:
 
     def invalid_schedules(self) -> int:
         """Number of schedules whose pattern or time zone this leader does not know."""
-        return len(self._schedules.invalid) if self._grants is not None else 0
+        return len(self.unknown_schedules)
+
+    @property
+    def unknown_schedules(self) -> Collection[str]:
+        """Names of the schedules whose pattern or time zone this leader does not know."""
+        return self._schedules.invalid if self._grants is not None else ()
+
+    @property
+    def unarchived(self) -> str:
+        """Why past hours stay on the disk, in words: the archive does not hold them; "" if none stays."""
+        return self._maintenance.unarchived if self._grants is not None else ""
 
     def waiting_polls(self) -> int:
         return len(self._grants.core.waiting.queues) if self._grants is not None else 0

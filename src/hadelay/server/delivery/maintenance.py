@@ -8,11 +8,13 @@ from typing import Any
 from hadelay.codec.commands import encode_expire, encode_maintain
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import ExpireResult, JobResult
-from hadelay.deadlines import Deadlines
 from hadelay.errors import HadelayError
-from hadelay.ledger import fills, ttl, unique
+from hadelay.handout.deadlines import Deadlines
+from hadelay.ledger.batches import batches
+from hadelay.ledger.messages import fills, ttl, unique
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS, hour_name
 from hadelay.platform.runtime import Runtime
+from hadelay.server.delivery.batchcancels import BatchCancels
 from hadelay.server.delivery.term import Term
 from hadelay.settings.node import RetentionConfig
 from hadelay.storage.manifests import Catalogue, SourceFiles, load_catalogue, open_archive, unproven
@@ -45,7 +47,7 @@ _PROOF_S = 60.0
 #: Limit of hour files that one check of the archive proves: so many files are deleted well before the proof expires.
 _PROOF_HOURS = 100
 #: Interval, in seconds, of log lines about hour files that are not deleted because the archive lacks them.
-_TELL_S = 3600.0
+_LOG_S = 3600.0
 
 
 class LeaseExpiry:
@@ -110,7 +112,7 @@ class LeaseExpiry:
     def _expired(self, keys: list[Key], result: Any, error: HadelayError | None) -> None:
         self._proposed = False
         if error is None and isinstance(result, ExpireResult):
-            for key in result.held:
+            for key in result.remaining:
                 self._again(key)
         else:
             for key in keys:
@@ -167,8 +169,8 @@ class TtlExpiry:
 
 class MaintenanceRunner:
     """Runs maintenance, slowly on purpose: moves the remaining messages of past hours, deletes hours past their
-    retention, settles messages of deleted or purged topics, and redrives dead letters at their rate. One object per
-    term.
+    retention, settles messages of deleted or purged topics, ends batches, and redrives dead letters at their
+    rate. One object per term.
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
     where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
@@ -182,7 +184,7 @@ class MaintenanceRunner:
         self._pause_s = _PAUSE_S
         self._next = self._rounds()
         self._gate = Gate(retention.archive, term.runtime, self._archived) if retention.archive else None
-        self._alarm = term.alarm(self._look)
+        self._alarm, self._cancels = term.alarm(self._look), BatchCancels(term)
         self._rest(1.0)
 
     def stop(self) -> None:
@@ -193,6 +195,9 @@ class MaintenanceRunner:
         """Wake an idle runner if the entries just applied have brought work. Cheap enough to call after every entry."""
         if self._idle and self._ledger.topics.with_work:
             self._rest(0.0)
+        counts = self._ledger.batches
+        if counts.searched < counts.cancels:
+            self._cancels.watch()
 
     def _rest(self, seconds: float = _LOOK_S) -> None:
         self._idle = seconds == _LOOK_S
@@ -210,7 +215,7 @@ class MaintenanceRunner:
             self._term.propose_behind(command, self._worked)
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
-        # Pause longer after an error or a refusal: repeated at once, the command would be refused again.
+        # Pause longer after an error or a refusal: a command repeated at once would be refused again.
         self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
     def _rounds(self) -> Iterator[bytes | None]:
@@ -230,6 +235,10 @@ class MaintenanceRunner:
             if ended_ms is not None and ended_ms <= self._term.now():
                 idle = False
                 yield encode_maintain(Job.TTL_EXPIRE)
+            ended_ms = batches.first_end_ms(self._ledger)
+            if ended_ms is not None and ended_ms <= self._term.now():
+                idle = False
+                yield encode_maintain(Job.BATCHES)
             if (command := self._next_hour()) is not None:
                 idle = False
                 yield command
@@ -243,13 +252,13 @@ class MaintenanceRunner:
         for hour in self._ledger.store.hours():
             if hour >= DEAD_HOURS + running:
                 break
-            held = fills.holds(self._ledger, hour)
+            needed = fills.holds(self._ledger, hour)
             if hour >= DEAD_HOURS:
-                command = None if held else encode_maintain(Job.DROP_DEAD, hour)
+                command = None if needed else encode_maintain(Job.DROP_DEAD, hour)
             elif hour > running - _HOURS_PAST:
                 continue
             elif not self._ledger.open_entries(hour):
-                if not held and now >= self._kept_until_ms(hour) and self._is_archived(hour):
+                if not needed and now >= self._kept_until_ms(hour) and self._is_archived(hour):
                     command = encode_maintain(Job.RETIRE, hour)
             elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_roll_forward(hour):
                 command = encode_maintain(Job.ROLL_FORWARD, hour)
@@ -281,6 +290,11 @@ class MaintenanceRunner:
         sums = self._ledger.store.sums(hour)
         return sums is not None and self._gate.holds(hour, SourceFiles(*sums))
 
+    @property
+    def unarchived(self) -> str:
+        """Why past hours are not deleted, in words; "" if the archive holds all of them."""
+        return "" if self._gate is None else self._gate.stays
+
     def _archived(self) -> None:
         if self._idle and not self._term.over:
             self._rest(0.0)
@@ -295,9 +309,11 @@ class Gate:
     def __init__(self, where: str, runtime: Runtime, woken: Callable[[], None]) -> None:
         self._where, self._runtime, self._woken = where, runtime, woken
         self._proven: dict[int, SourceFiles] = {}
-        self._proven_at = self._told_at = -_TELL_S
+        self._proven_at = self._logged_at = -_LOG_S
         self._waiting: dict[int, SourceFiles] = {}
         self._asking = self._stopped = False
+        #: Hours that the last check did not find in the archive, in words without names of the archive; "": none.
+        self.stays = ""
         #: The archive's catalogue, as the checking thread read it last.
         self._catalogue: Catalogue | None = None
 
@@ -320,22 +336,24 @@ class Gate:
             self._runtime.in_thread("archive", lambda: self._check(wanted), self._checked)
         self._waiting = {}
 
-    def _check(self, wanted: list[tuple[int, SourceFiles]]) -> tuple[dict[int, SourceFiles], str]:
+    def _check(self, wanted: list[tuple[int, SourceFiles]]) -> tuple[dict[int, SourceFiles], str, str]:
         going = takewhile(lambda _: not self._stopped, wanted)
         archive = open_archive(self._where)
         self._catalogue = load_catalogue(archive, self._catalogue)
         found = unproven(archive, self._catalogue, going, _PROOF_HOURS)
         stays = {hour: why for hour, why in found.items() if why}
         first = next(iter(stays.items()), None)
-        said = f"{len(stays)} hours, the first of them {hour_name(first[0])}: {first[1]}" if first else ""
-        return {hour: source for hour, source in wanted if found.get(hour) == ""}, said
+        said = f"{len(stays)} hours, the first of them {hour_name(first[0])}" if first else ""
+        why = first[1] if first else ""
+        return {hour: source for hour, source in wanted if found.get(hour) == ""}, said, why
 
-    def _checked(self, result: tuple[dict[int, SourceFiles], str] | None, error: BaseException | None) -> None:
+    def _checked(self, result: tuple[dict[int, SourceFiles], str, str] | None, error: BaseException | None) -> None:
         self._asking = False
-        proven, said = result or ({}, f"the archive cannot be read: {error}")
+        proven, self.stays, why = result or ({}, "the archive cannot be read", str(error))
+        said = f"{self.stays}: {why}" if self.stays else ""
         now = self._runtime.monotonic()
-        if said and now >= self._told_at + _TELL_S:
-            self._told_at = now
+        if said and now >= self._logged_at + _LOG_S:
+            self._logged_at = now
             log.warning("not_archived", extra={"archive": self._where, "stays": said})
         if proven:
             self._proven, self._proven_at = proven, now

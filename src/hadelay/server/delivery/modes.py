@@ -6,8 +6,9 @@ answer is deferred until they are due (grants.py), so nothing is handed out earl
 their way, what falls due joins the next.
 
 Interval mode (S2): messages are handed out at once and proposed within half an interval. While the oldest hand-out that
-is not committed is an interval old, nothing more is handed out, so that a crash repeats at most the last 50 ms. After a
-take-over everything that was due before is marked as redelivered, on suspicion.
+is not committed is an interval old, nothing more is handed out, so that a crash repeats at most the last 50 ms. Only
+what the replicated cursor and the last stamp bound goes out at once (ledger/leases/suspects.py); all else goes out as
+in commit mode. So a new leader marks as redelivered only what is within these bounds, on suspicion.
 """
 
 import math
@@ -17,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from hadelay.codec.formats import Mask
 from hadelay.codec.results import GrantResult
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import DONE, Delivery, Poll
-from hadelay.ledger.transitions import FLAG_WAS_DUE
-from hadelay.server.delivery.grants import Grants
+from hadelay.ledger.hours.transitions import FLAG_WAS_DUE
+from hadelay.ledger.leases import suspects
+from hadelay.server.delivery.grants import Grants, Unrecorded
 
 #: Pause after a grant that failed, in seconds.
 _BACKOFF_S = 0.02
@@ -36,13 +39,15 @@ class Handout:
     """Turns the dispatcher's offers (messages chosen for a poll) into hand-outs; base class of the two modes, one
     object per term. No other part knows the mode."""
 
-    #: Time before the due time at which messages are offered to polls, in ms.
-    ahead_ms = 0
-
     def __init__(self, grants: Grants) -> None:
         self.grants, self.term = grants, grants.term
         #: No new proposals before this monotonic time.
         self.resting_until = 0.0
+
+    @property
+    def ahead_ms(self) -> int:
+        """Time before the due time at which messages are offered to polls, in ms."""
+        return 0
 
     def ready_at(self, mono: float) -> float:
         """Monotonic time at which offers may be made; `mono`: now; inf: not before another grant is decided."""
@@ -81,9 +86,13 @@ class CommitLatency:
 class CommitHandout(Handout):
     def __init__(self, grants: Grants, latency: CommitLatency) -> None:
         super().__init__(grants)
-        self._latency, self.ahead_ms = latency, latency.ms
+        self._latency = latency
         #: Offers (messages chosen for a poll) whose grants are not decided yet: one set per call of `hand_out`.
         self._rounds: list[set[Offer]] = []
+
+    @property
+    def ahead_ms(self) -> int:
+        return self._latency.ms
 
     def ready_at(self, mono: float) -> float:
         if mono < self.resting_until:
@@ -102,12 +111,11 @@ class CommitHandout(Handout):
     def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
         grants, mono = self.grants, self.term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
-        self.ahead_ms = self._latency.ms
         del grants.offers[offer.seq]
         for offers in self._rounds:
             offers.discard(offer)
         self._rounds = [offers for offers in self._rounds if offers]
-        poll = grants.current(offer.poll)
+        poll = grants.decided(offer)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
         grants.core.matcher.settle(offer, result.granted if granted else None, self.term.now())
         if granted:
@@ -126,31 +134,44 @@ class CommitHandout(Handout):
         if not result.granted.any():
             self.grants.wait_on(poll)
         elif poll.phase != DONE:  # phase DONE of a poll: its consumer has hung up, so the granted leases run out unused
-            delivery = first_time(self.term.number, offer, result, 0, self.term.now())
+            delivery = first_time(self.term.number, offer, result, self._suspected(offer), self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
+    def _suspected(self, offer: Offer) -> Mask:
+        """Mask of the offer's messages that an earlier leader may have handed out without a record."""
+        return np.zeros(len(offer.rows), np.bool_)
 
-class IntervalHandout(Handout):
-    def __init__(self, grants: Grants, has_leader_lease: Callable[[], bool]) -> None:
+
+class IntervalHandout(CommitHandout):
+    """Interval mode: hands out messages before their grant is committed, if a new leader would mark them as
+    redelivered; all others as in commit mode."""
+
+    def __init__(self, grants: Grants, latency: CommitLatency, has_leader_lease: Callable[[], bool]) -> None:
         """has_leader_lease: whether no other node can be leading yet."""
-        super().__init__(grants)
-        config = self.term.config
-        self._has_leader_lease, self._interval_s = has_leader_lease, config.dispatch.interval_ms / 1000
-        # The previous leader may hand out messages that are due by this time, as long as it believes that it leads.
-        self._suspect_ms = self.term.now() + config.raft.election_min_ms
+        super().__init__(grants, latency)
+        self._has_leader_lease = has_leader_lease
+        self._interval_s = self.term.config.dispatch.interval_ms / 1000
+        self._suspects = suspects.after_term(self.term.ledger)
         self._alarm, self.term.record = self.term.alarm(self._record), self._record
         #: Hand-outs that are not proposed yet.
         self._unsent: list[tuple[Offer, bytes]] = []
 
+    @property
+    def ahead_ms(self) -> int:
+        return 0
+
     def ready_at(self, mono: float) -> float:
         if mono < self.resting_until:
             return self.resting_until
-        if mono - next(iter(self.grants.handed_at.values()), mono) >= self._interval_s:
+        oldest = next(iter(self.grants.unrecorded.values()), None)
+        if oldest is not None and mono - oldest.mono >= self._interval_s:
             return math.inf  # no more hand-outs until those of the last interval are committed
-        return mono if self._has_leader_lease() else mono + _BACKOFF_S
+        return super().ready_at(mono) if self._has_leader_lease() else mono + _BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
         grants, number, mono = self.grants, self.term.number, self.term.runtime.monotonic()
+        granted_first: list[Offer] = []
+        second = grants.cursor.second
         for offer in offers:
             if self._in_hands(offer):
                 grants.core.matcher.settle(offer, None, now_ms)
@@ -158,27 +179,38 @@ class IntervalHandout(Handout):
                 self.resting_until = mono + self._interval_s / 2
                 grants.turn_soon()
                 continue
+            if not suspects.goes_ahead(self.term.ledger, second, offer.rows["deliver_at_ms"]):
+                granted_first.append(offer)
+                continue
             self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
-            self.grants.handed_at[offer.seq] = mono
+            grants.unrecorded[offer.seq] = Unrecorded(mono, second)
             # Propose hand-outs after half an interval, so that they are committed when the interval ends.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
-                number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
+                number,
+                offer.seq,
+                np.ones(len(offer.rows), np.bool_),
+                offer.rows["attempt"] + np.uint16(1),
                 now_ms + offer.poll.lease_ms,
-            )  # fmt: skip
-            grants.deliver(offer.poll, first_time(number, offer, expected, self._suspect_ms, now_ms))
+            )
+            grants.deliver(offer.poll, first_time(number, offer, expected, self._suspected(offer), now_ms))
+        super().hand_out(granted_first, now_ms)
+
+    def _suspected(self, offer: Offer) -> Mask:
+        was_due = offer.rows["flags"] & FLAG_WAS_DUE != 0
+        return np.asarray(was_due | suspects.within(self._suspects, offer.rows["deliver_at_ms"]))
 
     def _in_hands(self, offer: Offer) -> bool:
         """Whether a message of the offer was handed out a moment ago, and then moved to a new entry by a reschedule or
         by rolling forward. The earlier hand-out has to be recorded first, so that the next one counts as another
         attempt."""
-        if not self.grants.handed_at:
+        if not self.grants.unrecorded:
             return False
         ids = offer.rows["first_id"]
         own = offer.hours.astype(np.uint64) << np.uint64(32) | offer.indexes
         moved = ids[ids & _ENTRY_OF_ID != own]
         return bool(len(moved)) and any(
-            np.isin(moved, self.grants.offers[seq].rows["first_id"]).any() for seq in self.grants.handed_at
+            np.isin(moved, self.grants.offers[seq].rows["first_id"]).any() for seq in self.grants.unrecorded
         )
 
     def _record(self) -> None:
@@ -196,21 +228,28 @@ class IntervalHandout(Handout):
             self._alarm.at(self.term.runtime.monotonic() + _BACKOFF_S)
             return
         grants = self.grants
-        del grants.offers[offer.seq], grants.handed_at[offer.seq]
+        del grants.offers[offer.seq], grants.unrecorded[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
         grants.core.matcher.settle(offer, granted, self.term.now())
-        if grants.has_successor(offer.poll):
-            grants.hand_out_again(grants.current(offer.poll), (self.term.number, offer.seq))
+        # Only a repeated poll, whose consumer did not get the answer, still waits for the messages.
+        grants.hand_out_again(grants.decided(offer), (self.term.number, offer.seq))
         grants.changed()
 
 
-def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
-    """Delivery of the messages of an offer that apply granted. suspect_ms (interval mode; else 0): messages due by this
-    time, or due before they were rescheduled, count as redelivered: a failed leader may have handed them out."""
+def first_time(term: int, offer: Offer, result: GrantResult, suspected: Mask, now_ms: int) -> Delivery:
+    """Make the delivery of those messages of an offer that apply granted. suspected: mask of messages that an earlier
+    leader may have handed out; they are marked as redelivered."""
     count, rows = len(offer.rows), offer.rows
-    suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
     delivery = Delivery(
-        term, offer.seq, np.arange(count, dtype=np.uint16), offer.hours, offer.indexes, result.attempts, rows,
-        np.full(count, result.until_ms, np.int64), (result.attempts > 1) | suspect, now_ms,
-    )  # fmt: skip
+        term,
+        offer.seq,
+        np.arange(count, dtype=np.uint16),
+        offer.hours,
+        offer.indexes,
+        result.attempts,
+        rows,
+        np.full(count, result.until_ms, np.int64),
+        (result.attempts > 1) | suspected,
+        now_ms,
+    )
     return delivery if result.granted.all() else delivery.only(result.granted)

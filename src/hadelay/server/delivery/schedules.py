@@ -13,14 +13,13 @@ from typing import Any
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
 from hadelay.codec.results import FireOutcome, FireResult
-from hadelay.codec.schedules import LAST, REMOVE, Firing, encode_fire, times
+from hadelay.codec.schedules import LAST, REMOVE, Firing, encode_fire
 from hadelay.errors import BadRequest, HadelayError
-from hadelay.ledger import schedules
-from hadelay.ledger.changes import MAX_MOVED_BYTES
+from hadelay.ledger.messages.changes import MAX_MOVED_BYTES
+from hadelay.ledger.schedules import schedules
 from hadelay.model import NEVER_MS
 from hadelay.server.delivery.term import Term
 from hadelay.timing import plan, zones
-from hadelay.version import SCHEDULER_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +29,15 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages made per second; if many schedules are due at the same time, their messages are made earlier by the
 #: time that this takes.
 PACE = 2_000
-#: Time in seconds that commits and searches may take without slowing the pace; also, messages may be made ahead of the
-#: pace for so long.
+#: Time in seconds that commits and searches may take without slowing the pace. Messages may also be made ahead of the
+#: pace by this time.
 _SLACK_S = 0.1
 #: Period ahead, in ms, in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
 #: Limits of one proposed command: occurrences, bytes, bytes of the messages that apply makes, seconds to compute it.
 _OCCURRENCES, _BYTES, _MADE_BYTES, _WORK_S = 250, 64 << 10, MAX_MOVED_BYTES, 0.002
+#: Size of an occurrence in a command, and limit of the size of a firing without its name and occurrences, in bytes.
+_TIME_BYTES, _FIRING_BYTES = 19, 64
 #: Number of rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
 _PAGE, _COUNTED = 50, 1_000
 #: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
@@ -116,7 +117,7 @@ class ScheduleRunner:
         self._alarm.at(max(self._term.mono_at(max(at_ms, 0)), self._rest_until))
 
     def _look(self) -> None:
-        if self._proposed or not self._ledger.schedules.count or self._ledger.level < SCHEDULER_LEVEL:
+        if self._proposed or not self._ledger.schedules.count:
             return
         mono = self._term.runtime.monotonic()
         if mono < self._rest_until:
@@ -193,14 +194,14 @@ class ScheduleRunner:
         batch.looked += 1
         if found is None or name in batch.names:
             return
-        (_, spec, template), state = found
+        spec, template, state = found.stored.spec, found.stored.template, found.state
         now = self._term.now()
         if (state.finished or spec.overlap) and state.next > now + MAX_AHEAD_MS:
             # A schedule without overlap fires only when due: apply checks whether its previous message is pending
             self._leave(schedules.agenda_key(state.next, name))
             return
         if state.finished:
-            batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE, times(())))
+            batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE))
             return
         if spec.overlap:
             ahead_ms = MAX_AHEAD_MS
@@ -249,7 +250,7 @@ class ScheduleRunner:
             return
         if following != state.next:
             flags = LAST if following is None else 0
-            batch.add(Firing(name, state.version, state.next, following or 0, state.last, 0, flags, times(())))
+            batch.add(Firing(name, state.version, state.next, following or 0, state.last, 0, flags))
 
     def _propose(self, batch: "_Batch", tzdata: str) -> None:
         self._proposed = True
@@ -304,12 +305,12 @@ class _Batch:
         self._occurrences = self._bytes = self._made_bytes = 0
 
     def add(self, firing: Firing, size: int = 0) -> None:
-        """size: bytes of each message that the firing makes."""
+        """Add a firing to the command. size: bytes of each message that the firing makes."""
         self.firings.append(firing)
         self.names.add(firing.name)
         self._occurrences += len(firing.times)
         self._made_bytes += len(firing.times) * size
-        self._bytes += 64 + len(firing.name) + firing.times.nbytes
+        self._bytes += _FIRING_BYTES + len(firing.name) + _TIME_BYTES * len(firing.times)
 
     @property
     def full(self) -> bool:

@@ -45,8 +45,8 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: Function that, in interval mode, proposes the grants of hand-outs that are not proposed yet.
-        self.record: Callable[[], None] = lambda: None
+        #: Interval mode: function that proposes the grants of hand-outs that are not proposed yet. None in commit mode.
+        self.record: Callable[[], None] | None = None
         self._alarms: list[Alarm] = []
 
     def stop(self) -> None:
@@ -76,5 +76,6 @@ class Term:
     def propose_behind(self, command: bytes, done: Done) -> None:
         """Propose a maintenance command after the grants of all hand-outs: apply then knows which messages consumers
         have, and neither expires these messages nor retires their hour."""
-        self.record()
+        if self.record is not None:
+            self.record()
         self.propose(command, done)

@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 from hadelay.codec.commands import encode_topic_expiry
-from hadelay.codec.topicexpiry import MAX_ROWS
+from hadelay.codec.commandtypes import MAX_EXPIRY, TopicUse
 from hadelay.errors import HadelayError
-from hadelay.ledger.topicexpiry import ends_at_ms, is_empty, is_needed, routes
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.topics.topicexpiry import ends_at_ms, is_empty, is_needed, routes
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.server.delivery.term import Term
 
 log = logging.getLogger("hadelay")
@@ -29,14 +29,15 @@ class TopicExpiry:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._not_before_ms = term.now() + _GRACE_MS
-        #: Topic number → time until which a consumer polls the topic, in Unix ms, not yet told to apply.
+        #: Topic number → time until which a consumer polls the topic, in Unix ms; only polls that no TOPIC_EXPIRY has
+        #: reported yet.
         self._polled: dict[int, int] = {}
         #: Numbers of topics that this round has not looked at yet.
         self._left: list[int] = []
         self._alarm, self._asleep = term.alarm(self._look), True
 
     def polled(self, topics: Sequence[str], until_ms: int) -> None:
-        """A consumer polls these topics until until_ms. Cheap as long as no topic expires."""
+        """Note that a consumer polls these topics until until_ms. Costs nearly nothing as long as no topic expires."""
         for name in topics if self._ledger.topics.expiring else ():
             topic = self._ledger.topic(name)
             if topic is not None and topic.settings.expires_after_ms is not None:
@@ -53,16 +54,16 @@ class TopicExpiry:
             self._alarm.at(self._term.runtime.monotonic() + _LOOK_S)
 
     def _look(self) -> None:
-        rows = [*islice(self._used(), MAX_ROWS)]
-        rows += islice(self._unused(), MAX_ROWS - len(rows))
+        rows = [*islice(self._used(), MAX_EXPIRY)]
+        rows += islice(self._unused(), MAX_EXPIRY - len(rows))
         if rows:
-            self._term.propose_behind(encode_topic_expiry(rows), partial(self._told, rows))
+            self._term.propose_behind(encode_topic_expiry(rows), partial(self._replicated, rows))
         else:
             self._rest()
 
-    def _told(self, rows: list[tuple[int, int, int, int]], result: Any, error: HadelayError | None) -> None:
+    def _replicated(self, rows: list[TopicUse], result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # Tell apply of these polls with the next look; polls of a moment are forgotten once they are in `rows`.
+            # Report these polls again with the next look: `_used` has forgotten polls that are over.
             for number in [number for number, _, ends, _ in rows if not ends]:
                 self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
         asked = [self._ledger.topics[number] for number, _, ends, _ in rows if ends and error is None]
@@ -70,8 +71,8 @@ class TopicExpiry:
             log.info("topics_expired", extra={"count": len(names), "topics": names[:_NAMED]})
         self._rest()
 
-    def _used(self) -> list[tuple[int, int, int, int]]:
-        """Rows of topics that were polled for an eighth of their `expires_after` since apply was last told."""
+    def _used(self) -> list[TopicUse]:
+        """Rows of topics that were polled for an eighth of their `expires_after` since the last report to apply."""
         now, rows = self._term.now(), []
         for number, until_ms in list(self._polled.items()):
             topic = self._ledger.topics[number]
@@ -82,8 +83,9 @@ class TopicExpiry:
                 rows.append(_row(topic, ends=False))
         return rows
 
-    def _unused(self) -> list[tuple[int, int, int, int]]:
-        """Rows of topics that may end; those that something needs are in use."""
+    def _unused(self) -> list[TopicUse]:
+        """Rows of topics that nobody has used for long. A row ends its topic, or notes a use if something needs the
+        topic."""
         now = self._term.now()
         if now < self._not_before_ms:
             return []
@@ -100,5 +102,5 @@ class TopicExpiry:
         ]
 
 
-def _row(topic: TopicState, *, ends: bool) -> tuple[int, int, int, int]:
-    return topic.number, topic.lives, int(ends), topic.used_ms
+def _row(topic: TopicState, *, ends: bool) -> TopicUse:
+    return TopicUse(topic.number, topic.lives, ends, topic.used_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from hadelay.api.cluster import BackupOut, CheckOut, Cluster, Dispatch, Member, Quorum, Term
+from hadelay.api.cluster import BackupOut, CheckOut, Cluster, Dispatch, Member, Quorum, Term, TookOver
 from hadelay.api.service import Actor, Leader, answered
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
@@ -13,6 +13,7 @@ from hadelay.errors import BadRequest, HadelayError, NoLeader, NotFound, Overloa
 from hadelay.model import hour_name
 from hadelay.raft.journal import FIRST
 from hadelay.server.leadership import TRANSFER_S
+from hadelay.server.logbook import TermSeen
 from hadelay.server.memberchanges import CHANGE_S
 from hadelay.server.node import Node
 from hadelay.server.peers import PeerStatus
@@ -34,6 +35,12 @@ class Clusters(Service):
     def _wake(self) -> None:
         self._sign.set()
         self._sign.clear()
+
+    def urls(self) -> set[str]:
+        """URLs that the members of this cluster advertise to clients."""
+        node, peers = self._node, self._node.peers.peers
+        found = {peers[name].http for name in node.raft.membership.names if name in peers}
+        return found - {""} | {node.config.advertise}
 
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
@@ -66,32 +73,23 @@ class Clusters(Service):
         await self._confirm(stale)
         node = self._node
         hour, second, local = node.ledger.cursor
-        leader, skews = node.raft.leader, node.clock.skews(node.runtime.monotonic())
-        members = []
-        for name, address, votes, _ in node.raft.membership.members:
-            peer, here = node.peers.peers.get(name) or PeerStatus(name), name == node.name
-            live = here or node.peers.live(name)
-            role = "learner" if not votes else "unknown" if not live else "leader" if name == leader else "follower"
-            http, applied = (
-                (node.config.advertise, node.raft.applied_index) if here else (peer.http, peer.applied_index)
-            )
-            lag = max(0, node.raft.commit_index - applied)
-            space = node.checkpoints.has_space if here else peer.has_space if live else None
-            members.append(
-                Member(
-                    name, http, address, role, str(applied), lag, peer.version, peer.feature_level, skews.get(name),
-                    space,
-                )
-            )  # fmt: skip
         cursor = Dispatch(hour_name(hour), second, local, node.config.dispatch.sync)
         return Cluster(
-            node.config.cluster.id, node.ledger.level, leader, node.raft.term, str(node.raft.applied_index),
-            format_instant(self._node.now_ms()), cursor, members, self._terms(), self._backups(),
-        )  # fmt: skip
+            node.config.cluster.id,
+            node.ledger.level,
+            node.raft.leader,
+            node.raft.term,
+            str(node.raft.applied_index),
+            format_instant(self._node.now_ms()),
+            cursor,
+            members_of(node),
+            self._terms(),
+            self._backups(),
+        )
 
     def _terms(self) -> list[Term[str]]:
         return [
-            Term(row.term, row.leader, format_instant(row.since_ms), why or None)
+            Term(row.term, row.leader, format_instant(row.since_ms), why or None, _took_over(row))
             for row, why in self._node.logbook.terms()
         ]
 
@@ -104,8 +102,7 @@ class Clusters(Service):
     async def transfer(self, to: str | None, by: Actor) -> str:
         """Hand leadership to `to`, or to the most advanced follower; returns the name of the new leader."""
         node = self._node
-        if to is not None and to not in node.peers.peers:
-            raise BadRequest(f"there is no node {to!r}; there are {', '.join(sorted(node.peers.peers))}")
+        await self._judge(lambda: self._no_node(to, BadRequest))
         if to == node.raft.leader and to is not None:
             return to
         await self._administer(by, "cluster.transfer", to or "", commands.encode_noop())
@@ -118,10 +115,10 @@ class Clusters(Service):
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
         """Drain `node` until it restarts: hand its leadership over, refuse publishes and polls. undo: end the drain."""
         mine = self._node
-        self._check_member(node)
+        await self._judge(lambda: self._no_node(node))
         await self._administer(by, "cluster.undrain" if undo else "cluster.drain", node, commands.encode_noop())
         if node == mine.name:
-            await answered(lambda done: mine.leadership.drain(not undo, done))
+            await answered(mine.leadership.drain, not undo)
         else:
             await answered(lambda done: mine.link.call(node, "drain", not undo, _CHANGE_S, done))
 
@@ -157,17 +154,48 @@ class Clusters(Service):
     def readyz(self) -> list[CheckOut]:
         return ready_checks(self._node)
 
-    def quorum(self, without: str) -> Quorum:
+    async def quorum(self, without: str) -> Quorum:
         """Which voters are left without the member `without`, and how many a majority needs, as this node sees it now.
         Raises NotFound for an unknown member."""
-        self._check_member(without)
+        await self._judge(lambda: self._no_node(without))
         membership = self._node.raft.membership
         return Quorum(without, others_left(self._node, without), len(membership.voters), membership.majority)
 
-    def _check_member(self, name: str) -> None:
+    def _no_node(self, name: str | None, error: type[HadelayError] = NotFound) -> HadelayError | None:
+        """The error if no member has this name; None stands for any member."""
         names = [member.name for member in self._node.raft.membership.members]
-        if name not in names:
-            raise NotFound(f"there is no node {name!r}; there are {', '.join(names)}")
+        return (
+            None if name is None or name in names else error(f"there is no node {name!r}; there are {', '.join(names)}")
+        )
+
+
+def members_of(node: Node) -> list[Member]:
+    """The members of the cluster, as this node sees them."""
+    leader, skews, members = node.raft.leader, node.clock.skews(node.runtime.monotonic()), []
+    for name, address, votes, _ in node.raft.membership.members:
+        peer, here = node.peers.peers.get(name) or PeerStatus(name), name == node.name
+        live = here or node.peers.live(name)
+        role = "learner" if not votes else "unknown" if not live else "leader" if name == leader else "follower"
+        http, applied = (node.config.advertise, node.raft.applied_index) if here else (peer.http, peer.applied_index)
+        lag = max(0, node.raft.commit_index - applied)
+        space = node.checkpoints.has_space if here else peer.has_space if live else None
+        drained = node.raft.elections.draining if here else live and peer.drained
+        members.append(
+            Member(
+                name,
+                http,
+                address,
+                role,
+                str(applied),
+                lag,
+                peer.version,
+                peer.feature_level,
+                skews.get(name),
+                space,
+                drained,
+            )
+        )
+    return members
 
 
 def drained(node: Node) -> Overloaded | None:
@@ -189,15 +217,20 @@ def ready_checks(node: Node) -> list[CheckOut]:
             "clock",
             clock.ready,
             alarms or f"this node's wall clock is {skew or 0:+.0f} ms off",
-            f"cluster time is not known: {alarms or 'no node has told it yet'}",
+            f"cluster time is not known: {alarms or 'no node has reported it yet'}",
         ),
-        ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
+        (
+            "applied",
+            lag <= _MAX_LAG,
+            f"{lag} entries to apply" if lag else "every entry is applied",
+            f"{lag} entries behind what is committed",
+        ),
         # A rolling restart waits until the restarted node is admitted: before that, the majority has no spare node.
         (
             "admitted",
             raft.journal.admitted,
-            f"incarnation {raft.journal.incarnation} votes",
-            "a new incarnation, which neither votes nor counts yet",
+            f"this node votes (incarnation {raft.journal.incarnation})",
+            "this node lost its disk, or is new: it neither votes nor counts yet",
         ),
         ("space", node.checkpoints.has_space, free, f"{free}: less than storage.min_free_bytes"),
     ]
@@ -233,10 +266,12 @@ def _without_a_leader(node: Node) -> str:
     seen = [
         f"{_names(names)} {what}"
         for names, what in (
-            (away, "not connected"), (blank, "connected, but without data and without a vote"), (rest, "connected"),
+            (away, "not connected"),
+            (blank, "connected, but without data and without a vote"),
+            (rest, "connected"),
         )
         if names
-    ]  # fmt: skip
+    ]
     others = "; ".join(seen) or "there are no other members"
     if raft.journal.admitted or (raft.journal.last_index, raft.journal.term) != FIRST:
         return f"no majority can be reached: {others}"
@@ -267,3 +302,10 @@ def others_left(node: Node, without: str) -> list[str]:
         if peer.up and peer.admitted and peers.live(name) and fresh(peers.peers[name].applied_index)
     ]
     return sorted(name for name in left if name != without and name in voters)
+
+
+def _took_over(row: TermSeen) -> TookOver | None:
+    if row.took_over is None:
+        return None
+    hour, *rest = row.took_over
+    return TookOver(hour_name(hour), *rest)

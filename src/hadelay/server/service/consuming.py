@@ -10,25 +10,40 @@ from numpy.typing import NDArray
 from hadelay.api.consuming import Received
 from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
 from hadelay.api.text import format_instant
-from hadelay.codec import commands, settlement
-from hadelay.codec.ackresults import encode_results
+from hadelay.codec import commands
+from hadelay.codec.ackparts import encode_results
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta, filter_of, unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
-from hadelay.errors import BadRequest, Conflict, DiskFull
+from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError
 from hadelay.handout.polls import WAITING, Delivery, Poll
-from hadelay.ledger.copies import published_in
-from hadelay.ledger.hourstate import groups
-from hadelay.ledger.transitions import excused
+from hadelay.ledger.hours.hourstate import rows_by_value
+from hadelay.ledger.hours.retries import excused
+from hadelay.ledger.messages.copies import published_in
+from hadelay.ledger.state import Ledger
 from hadelay.model import SEPARATOR, encode_id
-from hadelay.server.reading import split_record
-from hadelay.server.service.part import Service, once_begun
+from hadelay.server.reading import published_ms, split_record
+from hadelay.server.service.part import Service, partly_done
 from hadelay.server.webhooks.pool import CONSUMER
-from hadelay.version import OUTCOMES_LEVEL, UNCOUNTED
 
 #: Limit of leases in one command that settles them; apply takes some milliseconds for this many.
 _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
+
+
+def _unreceivable(ledger: Ledger, ask: ReceiveRequest) -> Conflict | None:
+    """Error of a receive that names a topic with a webhook, or asks a topic with groups for tags; None if the receive
+    may wait."""
+    for name in ask.topics:
+        topic = ledger.topic(name)
+        if topic is not None and topic.settings.webhook is not None:
+            return Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
+        if topic is not None and topic.settings.group_concurrency == 1 and (ask.tags or ask.any_tags):
+            return Conflict(
+                f"{name} hands out one message of a group at a time (group_concurrency 1): receive without tags, "
+                "because a message whose tags nobody asks for would stop its group"
+            )
+    return None
 
 
 class ConsumingService(Service):
@@ -40,14 +55,7 @@ class ConsumingService(Service):
         node = self._node
         if ask.consumer == CONSUMER:
             raise BadRequest(f"consumer: {ask.consumer!r} is reserved for webhooks: use another name")
-        for name in ask.topics:
-            if (topic := node.ledger.topic(name)) is not None and topic.settings.webhook is not None:
-                raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
-            if topic is not None and topic.settings.group_concurrency == 1 and (ask.tags or ask.any_tags):
-                raise Conflict(
-                    f"{name} hands out one message of a group at a time (group_concurrency 1): receive without tags, "
-                    "because a message whose tags nobody asks for would stop its group"
-                )
+        await self._judge(lambda: _unreceivable(node.ledger, ask))
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         poll = Poll(
             consumer=ask.consumer,
@@ -59,6 +67,7 @@ class ConsumingService(Service):
             done=settled_by(future),
             filter=filter_of(ask.tags, ask.any_tags),
             listed=ask.listed,
+            group_max=ask.group_max,
             node=ask.node if ask.node in node.peers.peers else "",
         )
         node.delivery.poll(poll)
@@ -108,13 +117,15 @@ class ConsumingService(Service):
                 attempt=attempt, uncounted=uncounted, traceparent=meta.tp, group=meta.group, redelivered=again,
                 lease_until=until, lease_left_ms=left_ms,
             )  # fmt: skip
+            if meta.batch is not None:
+                received.batch = meta.batch
             if meta.sch is not None:
                 received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)
             if SEPARATOR in received.topic:
                 received.published_id = encode_id(published_in(node.ledger, first_id, record))
             messages.append(received)
         answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
-        return Handed(messages, answered)
+        return Handed(messages, answered, list(map(published_ms, bodies)))
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
@@ -124,22 +135,17 @@ class ConsumingService(Service):
         lease_lost (also for a malformed lease).
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
-        of a nack, or progress that comes with an extend, at most 128 bytes. count: whether a nack counts as an attempt;
-        below feature level 3 each nack does. dead: whether a nack ends the message as dead. results: of an ack, JSON
-        per lease. Raises Conflict for dead, results and progress below their feature level, and DiskFull for results
+        of a nack, or progress that comes with an extend, at most 128 bytes. count: whether a nack counts as an attempt.
+        dead: whether a nack ends the message as dead. results: of an ack, JSON per lease. Raises DiskFull for results
         that would need the space that is kept for leases and plain acks.
         """
         node = self._node
-        if (dead or results or (kind == "extend" and reason)) and node.ledger.level < OUTCOMES_LEVEL:
-            what = "dead" if dead else "result" if results else "progress"
-            raise Conflict(f"{what}: not before every node is upgraded (feature_level of GET /v1/cluster)")
         if results and (full := node.peers.no_space("results")):
             raise DiskFull(full, retry_after_ms=5_000)
         if dead:
             value_ms = commands.DEAD_NOW
         if not count:
-            value_ms = value_ms or 0
-            value_ms = commands.uncounted(value_ms) if node.ledger.level >= UNCOUNTED else value_ms
+            value_ms = commands.uncounted(value_ms or 0)
         rows, fine = decode_leases(node.config.cluster.group, leases)
         outcomes = ["lease_lost"] * len(leases)
         if not fine.any():
@@ -150,11 +156,16 @@ class ConsumingService(Service):
             LeaseOutcome.LEASE_LOST: "lease_lost",
         }
         left = np.flatnonzero(fine)
+        total = len(left)
         while len(left):
             some = left[:_SETTLED_AT_ONCE]
-            with once_begun(len(left) < int(fine.sum())):
-                given = [results[at] for at in some.tolist()] if results else []
+            given = [results[at] for at in some.tolist()] if results else []
+            try:
                 result = await self._propose(self._settlement(kind, rows[some], value_ms, reason, given))
+            except HadelayError as error:
+                if len(left) == total:
+                    raise
+                raise partly_done(error) from error
             assert isinstance(result, LeaseResult)
             again = result.outcomes == LeaseOutcome.AGAIN
             for place, outcome in zip(some[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
@@ -166,24 +177,30 @@ class ConsumingService(Service):
         self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str,
         results: Sequence[bytes | None],
     ) -> bytes:  # fmt: skip
-        if kind == "ack":
-            command, section = commands.encode_ack(self._node.name, rows), encode_results(results)
-            return settlement.encode_settle(command, None, section) if section else command
+        name = self._node.name
+        if kind == "extend":
+            assert value_ms is not None
+            return commands.encode_extend(name, rows, value_ms, reason)
+        delays = self._node.delivery.delays_of(rows)
         if kind == "nack":
-            return commands.encode_nack(self._node.name, rows, -1 if value_ms is None else value_ms, reason)
-        assert value_ms is not None
-        return commands.encode_extend(self._node.name, rows, value_ms, reason)
+            return commands.encode_nack(name, rows, -1 if value_ms is None else value_ms, reason, delays=delays)
+        return commands.encode_ack(name, rows, encode_results(results) if results else b"", delays=delays)
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
         """Names of the topics whose messages are leased by `leases`; invalid leases are ignored."""
+        return {topic for topic in await self.topic_of_each(leases) if topic}
+
+    async def topic_of_each(self, leases: list[str]) -> list[str]:
+        """Name of the topic whose message each of `leases` leases; "" for an invalid lease."""
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
-        # Catch up with the leader first: this node may not have applied the grant of a new lease yet.
-        await self._confirm()
-        ledger, rows = self._node.ledger, rows[fine]
-        numbers: set[int] = set()
-        for hour, where in groups(rows["hour"]):
-            indexes = rows["index"][where]
-            indexes = indexes[indexes < ledger.store.count(hour)]
-            if len(indexes):
-                numbers.update(ledger.store.entries(hour, indexes)["topic"].tolist())
-        return {ledger.topics[number].name for number in numbers}
+        ledger, found = self._node.ledger, [""] * len(leases)
+        if any(ledger.store.count(hour) <= rows["index"][where].max() for hour, where in rows_by_value(rows["hour"])):
+            # Catch up with the leader: this node may not have applied the publish of a message that was just leased.
+            await self._confirm()
+        for hour, where in rows_by_value(rows["hour"]):
+            at = np.arange(len(rows))[where]
+            at = at[fine[at] & (rows["index"][at] < ledger.store.count(hour))]
+            numbers = ledger.store.entries(hour, rows["index"][at])["topic"].tolist() if len(at) else []
+            for place, number in zip(at.tolist(), numbers, strict=True):
+                found[place] = ledger.topics[number].name
+        return found

@@ -1,8 +1,9 @@
 """Counts of messages by due time, from counts that storage keeps for each hour, without reading a message (ADR 86).
 
-Storage counts the entries ever filed, per second and per {topic, minute}; the seconds of one topic are counted entry by
-entry, and so only for short ranges. The settled ones among them are looked up in
-slices, each entry once per process, and subtracted. So a question costs what is new since the last one.
+Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
+slices, each entry once per process, and subtracted. So a question costs what is new since the last one. The seconds of
+one topic are counted entry by entry, and so only for short ranges, and in the hours in which a range begins or ends
+within a minute.
 """
 
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR, TOPIC
-from hadelay.ledger.hourstate import indexes_of, is_in
+from hadelay.ledger.hours.hourstate import indexes_of, is_in
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.checkpoints import Replica
@@ -24,7 +25,8 @@ from hadelay.storage.hours import DiskHourStore
 #: Limits of the work after which a count lets other tasks of the event loop run, each some milliseconds: settled
 #: entries looked up; hours counted.
 _SLICE, _HOURS = 8_192, 64
-#: Number of entries after which other tasks of the event loop run; a check of an hour counts as `_LOOK` entries.
+#: Number of entries after which other tasks of the event loop run; and number of entries that checking one hour counts
+#: as.
 _SMALL, _LOOK = 2_048, 256
 #: Limit of hours whose counts of settled entries are kept in memory.
 _REMEMBERED = 512
@@ -80,30 +82,36 @@ class DueCounts:
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """Count open messages due in [from_ms, to_ms); returns the non-empty buckets, ascending, and yields after each
         slice. A topic that does not exist has no buckets. step_ms: whole seconds; for one topic, and a step that is no
-        whole minute, each entry of the range's hours is looked at."""
-        ledger, store = self._replica.ledger, self._replica.storage.hours
-        if self._ledger is not ledger:
-            self._ledger, self._settled = ledger, OrderedDict()
+        whole minute, each entry of the range's hours is looked at. With another step, messages of one topic count at
+        the start of their minute, but those of the first and last hour at their second if the range's ends need it."""
+        ledger, store = self._fresh(), self._replica.storage.hours
         if topic is not None and ledger.topic(topic) is None:
             return [], []
         number = None if topic is None else ledger.names.number(TOPIC, topic)
         fine = number is None or step_ms % _MINUTE_MS > 0
-        buckets = _Buckets(from_ms, to_ms, step_ms, part_s=1 if fine else 60)
+        buckets = _Buckets(from_ms, to_ms, step_ms)
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
-        if number is not None and fine:
-            for hour in hours:
+        if number is not None:
+            ends = {ms // HOUR_MS for ms in (from_ms, to_ms) if ms % _MINUTE_MS}
+            for hour in hours if fine else ends.intersection(hours):
                 buckets.add_hour(hour, (yield from _seconds(ledger, hour, number)))
-            return buckets.filled()
+            hours = [] if fine else [hour for hour in hours if hour not in ends]
         for start in range(0, len(hours), _HOURS):
             # For hours that have begun, no settled entries have to be looked up: apply counts their open entries per
             # second, unless message groups block some.
             some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
-            running = {} if number is not None else {
-                hour: state.open_seconds for hour in some
-                if (state := ledger.hours.get(hour)) is not None and state.open_seconds is not None
-                and not state.blocked
-            }  # fmt: skip
+            running = (
+                {}
+                if number is not None
+                else {
+                    hour: state.open_seconds
+                    for hour in some
+                    if (state := ledger.hours.get(hour)) is not None
+                    and state.open_seconds is not None
+                    and not state.blocked
+                }
+            )
             stored = {hour: self._of(hour) for hour in some if hour not in running}
             for hour, settled in stored.items():
                 while rows := store.derive_some(hour, topics=number is not None) or settled.look_up(ledger, hour):
@@ -120,6 +128,39 @@ class DueCounts:
                 buckets.add_entries(*store.waiting(), list(stored), number)
             yield
         return buckets.filled()
+
+    def largest(self, from_ms: int, to_ms: int, most: int) -> Generator[None, None, list[str]]:
+        """Names of the `most` topics with most open messages due in the minutes of [from_ms, to_ms), the largest first;
+        yields after each slice."""
+        ledger, store = self._fresh(), self._replica.storage.hours
+        first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
+        totals = np.zeros(len(ledger.topics.all) + 1, np.int64)
+        for hour in [hour for hour in store.hours() if first <= hour <= last and ledger.open_entries(hour)]:
+            settled = self._of(hour)
+            while rows := store.derive_some(hour, topics=True) or settled.look_up(ledger, hour):
+                if self._enough(rows):
+                    yield
+            begin, end = ((ms - hour * HOUR_MS) / _MINUTE_MS for ms in (from_ms, to_ms))
+            for counters, sign in ((store.written_minutes(hour), 1), (settled.topics, -1)):
+                some = counters[(counters["minute"] > begin - 1) & (counters["minute"] < end)]
+                # Topics created meanwhile are counted together in the last element, which is not shown.
+                numbers = np.minimum(some["topic"], len(totals) - 1)
+                totals += sign * np.bincount(numbers, some["count"], len(totals)).astype(np.int64)
+            if self._enough(0):
+                yield
+        at, seconds, topics = store.waiting()
+        due_ms = at.astype(np.int64) * HOUR_MS + seconds.astype(np.int64) * 1000
+        waiting = np.minimum(topics[(due_ms >= from_ms) & (due_ms < to_ms)], len(totals) - 1)
+        totals += np.bincount(waiting, minlength=len(totals))
+        best = np.argsort(-totals[:-1], kind="stable")[:most]
+        return [ledger.topics[number].name for number in best.tolist() if totals[number] > 0]
+
+    def _fresh(self) -> Ledger:
+        """The node's ledger. Forgets the counts of an earlier ledger."""
+        ledger = self._replica.ledger
+        if self._ledger is not ledger:
+            self._ledger, self._settled = ledger, OrderedDict()
+        return ledger
 
     def _of(self, hour: int) -> _Settled:
         settled = self._settled.setdefault(hour, _Settled())
@@ -154,19 +195,18 @@ def _seconds(ledger: Ledger, hour: int, topic: int) -> Generator[None, None, NDA
 
 
 class _Buckets:
-    """Numbers of messages per step of a time range. Messages are counted at the start of their second, or of their
-    minute when one topic is counted."""
+    """Numbers of messages per step of a time range. Messages are counted at the start of their second or minute."""
 
-    def __init__(self, from_ms: int, to_ms: int, step_ms: int, part_s: int) -> None:
-        self.from_ms, self.step_s, self.part_s = from_ms, step_ms // 1000, part_s
+    def __init__(self, from_ms: int, to_ms: int, step_ms: int) -> None:
+        self.from_ms, self.step_s = from_ms, step_ms // 1000
         # First second of the range, and second at which the range ends, both rounded up: a second that begins before
         # the range is not counted.
         self.first_s, self.end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
         self.counts = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
 
     def add_hour(self, hour: int, counts: NDArray[np.integer]) -> None:
-        """Add the counts of an hour. counts: number of messages per part of the hour (second or minute)."""
-        part_s, step_s, at_s = self.part_s, self.step_s, hour * SECONDS_PER_HOUR - self.first_s
+        """Add the counts of an hour. counts: number of messages per second or per minute of the hour."""
+        part_s, step_s, at_s = SECONDS_PER_HOUR // len(counts), self.step_s, hour * SECONDS_PER_HOUR - self.first_s
         begin = max(0, -(at_s // part_s))
         end = min(len(counts), -((hour * SECONDS_PER_HOUR - self.end_s) // part_s))
         if begin >= end:
@@ -178,9 +218,13 @@ class _Buckets:
         self.counts[first : last + 1] += np.add.reduceat(counts[:end], starts, dtype=np.int64)
 
     def add_entries(
-        self, at: NDArray[np.int64], seconds: NDArray[np.integer], topics: NDArray[np.integer],
-        hours: list[int], topic: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        at: NDArray[np.int64],
+        seconds: NDArray[np.integer],
+        topics: NDArray[np.integer],
+        hours: list[int],
+        topic: int | None,
+    ) -> None:
         """Add entries to the buckets. at: hour of each entry. hours: entries of other hours are skipped. topic: entries
         of other topics are skipped; None: no topic is."""
         lowest, highest = min(hours), max(hours)
@@ -190,7 +234,8 @@ class _Buckets:
         chosen = wanted.take(at - (lowest - 1), mode="clip")
         if topic is not None:
             chosen &= topics == topic
-        at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // self.part_s * self.part_s
+        part_s = 1 if topic is None else 60
+        at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // part_s * part_s
         at_s = at_s[(at_s >= self.first_s) & (at_s < self.end_s)] - self.first_s
         self.counts += np.bincount(at_s // self.step_s, minlength=len(self.counts))
 

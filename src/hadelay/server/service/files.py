@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.api.cluster import Hour, HourFileOut, Names, Snapshot, SnapshotFileOut
+from hadelay.api.cluster import Hour, HourFileOut, Names, Patrol, Snapshot, SnapshotFileOut
 from hadelay.api.service import HourFile, answered
 from hadelay.api.text import format_instant
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
@@ -42,6 +42,8 @@ class Files(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._open: dict[str, _Open] = {}
+        #: Number of snapshots that are being opened: they count as open ones, because opening one takes a while.
+        self._opening = 0
         self._looking = False
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
@@ -62,6 +64,16 @@ class Files(Service):
         """Read exactly `length` bytes of a file of the hour; the range has to be within hour_file_length."""
         return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
+    def patrol(self, *, now: bool = False) -> Patrol:
+        """What this node found when it compared its files with their checksums. now: begin to compare all files."""
+        patrol = self._node.patrol
+        if now:
+            patrol.check_now()
+        checked_at = format_instant(patrol.finished_ms) if patrol.rounds else None
+        return Patrol(
+            self._node.name, patrol.rounds, patrol.wanted, checked_at, patrol.repaired, sorted(patrol.damaged)
+        )
+
     async def names(self) -> Names:
         await self._confirm()
         return Names(*self._node.storage.names.all())
@@ -69,12 +81,18 @@ class Files(Service):
     async def open_snapshot(self) -> Snapshot:
         """Open a snapshot of everything committed before the call, and perhaps of later entries. Raises Overloaded."""
         await self._confirm()
-        node = self._node
-        if sum(snapshot.storage is node.storage for snapshot in self._open.values()) >= _MOST:
+        if self._opening + sum(one.storage is self._node.storage for one in self._open.values()) >= _MOST:
             raise Overloaded(
-                "too many snapshots are open on this node: ask another, or try later",
-                retry_after_ms=5_000,
+                "too many snapshots are open on this node: ask another, or try later", retry_after_ms=5_000
             )
+        self._opening += 1
+        try:
+            return await self._opened()
+        finally:
+            self._opening -= 1
+
+    async def _opened(self) -> Snapshot:
+        node = self._node
         await self._checkpoint()
         while (manifest := node.storage.manifest()) is None:
             await self._wait()
@@ -89,9 +107,15 @@ class Files(Service):
         identity = node.storage.identity
         files = [SnapshotFileOut(file.name, str(file.length), f"{file.crc:08x}") for file in manifest.files]
         return Snapshot(
-            name, identity.cluster_id, identity.group, str(manifest.index), manifest.term, node.ledger.level,
-            format_instant(node.ledger.now_ms), files,
-        )  # fmt: skip
+            name,
+            identity.cluster_id,
+            identity.group,
+            str(manifest.index),
+            manifest.term,
+            node.ledger.level,
+            format_instant(node.ledger.now_ms),
+            files,
+        )
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:
         """Size of a file of the snapshot in bytes. Raises NotFound, also if the snapshot is closed."""

@@ -7,21 +7,23 @@ import numpy as np
 
 from hadelay.api.jobs import Job, JobCount, JobFilterOut
 from hadelay.api.service import Actor
-from hadelay.api.text import format_duration, format_instant
+from hadelay.api.text import format_duration, format_instant, format_shift
 from hadelay.codec import commands
 from hadelay.codec.formats import Rows
 from hadelay.codec.jobcommands import LAST, MAX_TOPICS, REQUEST_BYTES, JobBegin, JobCursor, JobSpec
 from hadelay.codec.results import JobBegun
+from hadelay.codec.wire import cut_name
 from hadelay.errors import BadRequest, NotFound
-from hadelay.ledger.bulk import problem, queued
-from hadelay.ledger.bulkjob import BulkJob
-from hadelay.ledger.bulkscan import EVERY_GENERATION, JobScan, passes, reads_records
-from hadelay.ledger.hourstate import is_in
+from hadelay.ledger.hours.hourstate import is_in
+from hadelay.ledger.jobs.bulk import problem, queued
+from hadelay.ledger.jobs.bulkjob import BulkJob
+from hadelay.ledger.jobs.bulkscan import EVERY_GENERATION, JobScan, passes, reads_records
 from hadelay.model import encode_id
 from hadelay.rights import covers
 from hadelay.server.reading import LISTS, extents_of, split_record
 from hadelay.server.refusals import refusal
 from hadelay.server.service.part import Service, once_begun
+from hadelay.settings.shardmap import JOBS
 
 #: Number of topics compared with a pattern before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE = 2_000
@@ -32,14 +34,25 @@ _COUNT_S, _READ = 1.0, 256
 class JobService(Service):
     async def begin(self, spec: JobSpec, request_id: str, by: Actor) -> Job[str]:
         """Begin a bulk job. A repetition with the same request_id begins no second job. Raises BadRequest, NotFound,
-        Impossible, LimitReached; Conflict if the cluster's feature level is too low for bulk jobs."""
+        Impossible, LimitReached."""
         await self._confirm()
-        topics = [topic for topic, _ in await self._matching(spec)]
-        begin = JobBegin(self._node.name, by.token[:64], _digest(request_id), topics, spec)
-        result = await self._administer(by, f"job.{spec.action}", spec.topic, commands.encode_job_begin(begin))
+        topics, refused = list[str](), None
+        try:
+            topics = [topic for topic, _ in await self._matching(spec)]
+        except (NotFound, BadRequest) as error:
+            refused = error  # apply refuses a job without topics, too, and remembers that under the request_id
+        begin = JobBegin(self._node.name, cut_name(by.token), _digest(request_id), topics, spec)
+        try:
+            result = await self._administer(by, f"job.{spec.action}", spec.topic, commands.encode_job_begin(begin))
+        except NotFound as error:
+            raise refused or error from None
         assert isinstance(result, JobBegun)
         with once_begun():
-            return await self.get_job(result.job, stale=False)
+            return await self.get_job(self._shown(result.job), stale=False)
+
+    def _shown(self, number: int) -> int:
+        """Number by which users know a job: with several shards, it says of which shard the job is."""
+        return (self._shard or 0) * JOBS + number
 
     async def begun(self, request_id: str) -> bool:
         """Whether an earlier request with this request_id began a job that is still kept."""
@@ -66,8 +79,8 @@ class JobService(Service):
         """Return a bulk job by its number. Raises NotFound for an unknown job, and for an ended job after many newer
         jobs."""
         await self._confirm(stale)
-        job = self._node.ledger.jobs.get(number)
-        if job is None:
+        job = self._node.ledger.jobs.get(number % JOBS)
+        if job is None or self._shown(job.number) != number:
             raise NotFound(f"there is no job {number}; only the latest jobs are kept")
         return self._document(job)
 
@@ -81,7 +94,7 @@ class JobService(Service):
 
     async def stop(self, number: int, by: Actor) -> Job[str]:
         """Stop a job; does nothing if the job has ended. Raises NotFound."""
-        await self._administer(by, "job.stop", str(number), commands.encode_job_stop(number))
+        await self._administer(by, "job.stop", str(number), commands.encode_job_stop(number % JOBS))
         with once_begun():
             return await self.get_job(number, stale=False)
 
@@ -102,8 +115,8 @@ class JobService(Service):
             hour, rows = await node.reader.repaired(lambda: scan.step(now_ms))
             rows = await self._passing(spec, hour, rows)
             if (hour_state := node.ledger.hours.get(hour)) is not None and len(rows):
-                held = is_in(rows["index"], hour_state.leased)
-                leased, rows = leased + int(held.sum()), rows[~held]
+                is_leased = is_in(rows["index"], hour_state.leased)
+                leased, rows = leased + int(is_leased.sum()), rows[~is_leased]
             if len(rows):
                 matched += len(rows)
                 due = rows["deliver_at_ms"]
@@ -128,22 +141,42 @@ class JobService(Service):
     def _document(self, job: BulkJob) -> Job[str]:
         spec, ledger = job.spec, self._node.ledger
         of = JobFilterOut(
-            spec.topic, list(spec.tags), spec.key_prefix, spec.group, spec.schedule, list(map(encode_id, spec.ids)),
-            spec.error, _at(spec.from_ms), _at(spec.to_ms),
-        )  # fmt: skip
+            spec.topic,
+            list(spec.tags),
+            spec.key_prefix,
+            spec.group,
+            spec.schedule,
+            list(map(encode_id, spec.ids)),
+            spec.error,
+            spec.retrying,
+            _at(spec.from_ms),
+            _at(spec.to_ms),
+        )
         state = "stopped" if job.stopped else "done" if job.ended_ms else "queued" if queued(ledger, job) else "running"
         progress = 1.0
         if not job.ended_ms or job.stopped:
             progress = round(JobScan(ledger, spec, job.topics, job.began_ms, job.cursor).progress(), 4)
         return Job(
-            id=job.number, action=spec.action, filter=of,
-            shift=None if spec.shift_ms is None else _signed(spec.shift_ms), to=_at(spec.at_ms),
-            delay=None if spec.delay_ms is None else format_duration(spec.delay_ms), rate=spec.rate,
+            id=self._shown(job.number),
+            action=spec.action,
+            filter=of,
+            shift=None if spec.shift_ms is None else format_shift(spec.shift_ms),
+            delay=None if spec.delay_ms is None else format_duration(spec.delay_ms),
+            deliver_at=_at(spec.at_ms),
+            rate=spec.rate,
+            into=spec.into or None,
             subscription=spec.subscription or None,
-            state=state,  # type: ignore[arg-type]
-            began_at=format_instant(job.began_ms), ended_at=_at(job.ended_ms or None), by=job.by, progress=progress,
-            done=job.done, leased=job.leased, settled=job.settled, moved=job.moved, refused=job.refused,
-        )  # fmt: skip
+            state=state,
+            began_at=format_instant(job.began_ms),
+            ended_at=_at(job.ended_ms or None),
+            by=job.by,
+            progress=progress,
+            done=job.done,
+            leased=job.leased,
+            settled=job.settled,
+            moved=job.moved,
+            refused=job.refused,
+        )
 
 
 def _digest(request_id: str) -> bytes:
@@ -152,7 +185,3 @@ def _digest(request_id: str) -> bytes:
 
 def _at(ms: int | None) -> str | None:
     return None if ms is None else format_instant(ms)
-
-
-def _signed(ms: int) -> str:
-    return f"{'-' if ms < 0 else ''}{format_duration(abs(ms))}"

@@ -1,17 +1,18 @@
 """Services for messages and dead letters: look-ups, pages and changes."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from hadelay.api.messages import Copy, DeadLetter, Failure, History, Message
+from hadelay.api.messages import Copy, DeadLetter, Failure, History, Message, Retry
 from hadelay.api.service import Actor, ListRequest, Target
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
-from hadelay.codec.formats import REASON
+from hadelay.codec.formats import REASON, Mask
 from hadelay.codec.meta import mask_of, unpack
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import (
@@ -24,20 +25,34 @@ from hadelay.codec.results import (
     TargetOutcome,
 )
 from hadelay.errors import Conflict, Impossible, NotFound
-from hadelay.ledger import dead, topicchanges
-from hadelay.ledger.copies import copies_of, published_id
-from hadelay.ledger.describe import describe, described, over
-from hadelay.ledger.keys import find_key
-from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.lookup import find_entry, state_of
-from hadelay.ledger.topics import TopicState
-from hadelay.ledger.transitions import failures_of
-from hadelay.model import DEAD_HOURS, NONE32, PENDING, Description, Key, PastEvent, State, encode_id, hour_name
+from hadelay.ledger.hours.lookup import find_entry, state_of
+from hadelay.ledger.hours.transitions import failures_of
+from hadelay.ledger.leases import dead
+from hadelay.ledger.messages.copies import copies_of, published_id
+from hadelay.ledger.messages.keys import find_key
+from hadelay.ledger.topics import topicchanges
+from hadelay.ledger.views.describe import describe, described, over
+from hadelay.ledger.views.listing import ListPage, ListQuery, listing
+from hadelay.model import (
+    DEAD_HOURS,
+    NONE32,
+    PENDING,
+    Description,
+    Event,
+    Key,
+    PastEvent,
+    State,
+    encode_id,
+    hour_name,
+)
+from hadelay.model import Retry as PendingRetry
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
 #: Limits of bytes of records: read before other tasks of the event loop have a turn, and on one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
+#: Number of topics whose names are looked at before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE = 1_000
 #: Number of bytes that reading a record counts as, besides its own; and that the first record of an hour counts as,
 #: because files must be opened.
 _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
@@ -47,6 +62,8 @@ _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
 #: First and longest pause between two looks for the end of a message that a reader waits for, in seconds, and factor by
 #: which the pauses grow.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LATER = 0.01, 0.25, 1.2
+#: Number of topics in which a key is looked up before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE = 500
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
@@ -65,13 +82,24 @@ class MessageService(Service):
         view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
-        found = message_of(view, [event_of(event) for event in view.history])
+        found = message_of(view, [event_of(event) for event in view.history], self._shard)
         if not node.ledger.topics.subscriptions:
             return found
         copies = await node.reader.repaired(lambda: self._copies(message_id, now_ms))
         published = await node.reader.repaired(lambda: published_id(node.ledger, message_id))
         other = None if published in (None, message_id) else encode_id(published or 0)
         return msgspec.structs.replace(found, copies=copies or None, published_id=other)
+
+    async def topics_with_key(self, key: bytes, *, stale: bool) -> list[str]:
+        """Names of the topics that remember a message under a client key. Costs a look-up per topic."""
+        await self._confirm(stale)
+        ledger, digest, found = self._node.ledger, hash_client_key(key), list[str]()
+        known = ledger.topics.all
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = [topic for topic in known[first : first + _TOPICS_AT_ONCE] if topic.exists]
+            found += [topic.name for topic in few if find_key(ledger, topic.name, digest) is not None]
+            await asyncio.sleep(0)
+        return found
 
     async def _ended(self, target: Target, wait_ms: int) -> None:
         """Wait until the message is settled or dead, as this node knows, but no longer than wait_ms. Reads the state
@@ -90,29 +118,34 @@ class MessageService(Service):
         ledger = self._node.ledger
         found = [describe(ledger, copy, now_ms) for copy in copies_of(ledger, message_id)]
         return [
-            Copy(encode_id(view.id), view.topic, str(view.state), format_instant(view.deliver_at_ms), view.attempt)  # type: ignore[arg-type]
+            Copy(encode_id(view.id), view.topic, str(view.state), format_instant(view.deliver_at_ms), view.attempt)
             for view in found
             if view is not None
         ]
 
-    async def cancel(self, target: Target, by: Actor | None = None) -> tuple[str, dict[str, str] | None]:
-        """Cancel a message, and its copies for subscriptions; returns cancelled (also if repeated) | leased | acked |
-        expired | dead | partial, and the outcome by topic and subscription if there are copies. by: puts the change
-        into the audit trail. Raises NotFound."""
+    async def cancel(self, target: Target, by: Actor | None = None) -> dict[str, str] | None:
+        """Cancel a message, and its copies for subscriptions; may be repeated. Returns the outcome by topic and
+        subscription if there are copies. by: puts the change into the audit trail. Raises NotFound, and Conflict whose
+        outcome is leased, acked, expired, dead or partial."""
         result = await self._change(target, "cancel", commands.encode_cancel(self._node.name, *_named(target)), by)
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
         if outcome is CancelOutcome.NOT_FOUND:
             raise _not_found(target)
-        return outcome.name.lower(), _by_topic(result.copies, CancelOutcome)
+        outcomes = _by_topic(result.copies, CancelOutcome)
+        if outcome is not CancelOutcome.CANCELLED:
+            raise too_late("cancelled", outcome, outcomes)
+        return outcomes
 
     async def reschedule(
-        self, target: Target, when_ms: int, relative: bool, by: Actor | None = None
+        self, target: Target, when_ms: int, relative: bool, by: Actor | None = None, *, expected_ms: int | None = None
     ) -> tuple[int, int, bool, dict[str, str] | None]:
         """Reschedule a message, and its copies for subscriptions; returns (id, deliver_at_ms, whether its group blocks
-        it, outcome by topic and subscription if there are copies). by: puts the change into the audit trail. Raises
-        NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled, expired, dead or partial."""
-        command = commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target))
+        it, outcome by topic and subscription if there are copies). by: puts the change into the audit trail.
+        expected_ms: due time that the message must have. Raises NotFound, Impossible, and Conflict whose outcome is
+        leased, acked, cancelled, expired, dead, moved or partial."""
+        named = _named(target)
+        command = commands.encode_reschedule(self._node.name, when_ms, relative, *named, expected_ms=expected_ms)
         result = await self._change(target, "reschedule", command, by)
         assert isinstance(result, RescheduleResult)
         outcome = TargetOutcome(result.outcomes[0])
@@ -121,11 +154,12 @@ class MessageService(Service):
         if outcome is TargetOutcome.TOO_FAR:
             raise Impossible("the new time is further ahead than this cluster allows (limits.max_delay)")
         outcomes = _by_topic(result.copies, TargetOutcome)
-        if outcome is TargetOutcome.PARTIAL:
-            raise partly("rescheduled", outcomes)
+        if outcome is TargetOutcome.MOVED and expected_ms is not None:
+            present, expected = (format_instant(at_ms) for at_ms in (int(result.deliver_at_ms[0]), expected_ms))
+            detail = f"the message is due at {present}, not at {expected}: it was rescheduled or retried meanwhile"
+            raise Conflict(f"{detail}; look at it again", outcome="moved", deliver_at=present)
         if outcome is not TargetOutcome.DONE:
-            word = outcome.name.lower()
-            raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
+            raise too_late("rescheduled", outcome, outcomes)
         blocked = result.blocked is not None and bool(result.blocked[0])
         return int(result.ids[0]), int(result.deliver_at_ms[0]), blocked, outcomes
 
@@ -137,16 +171,26 @@ class MessageService(Service):
         )
         return await self._administer(by, f"message.{action}", name, command)
 
-    async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
-        """Returns (messages in due order without histories, key after which the next page begins, or None at the end).
-        A page may be short, even empty, although more messages follow. Raises NotFound."""
+    async def list_messages(
+        self, topics: str | Callable[[str], bool], ask: ListRequest, *, stale: bool
+    ) -> tuple[list[Message[str]], Key | None]:
+        """`list_with_keys` without the keys."""
+        found, after = await self.list_with_keys(topics, ask, stale=stale)
+        return [message for _, message in found], after
+
+    async def list_with_keys(
+        self, topics: str | Callable[[str], bool], ask: ListRequest, *, stale: bool
+    ) -> tuple[list[tuple[Key, Message[str]]], Key | None]:
+        """Returns (messages in due order without histories, each with its key in this order; key after which the next
+        page begins, or None at the end). A page may be short, even empty, although more messages follow. topics: name
+        of a topic, or a test of the names of the topics whose messages are listed together. Raises NotFound."""
         await self._confirm(stale)
-        node, topic = self._node, self._topic(name)
-        mask = mask_of(ask.tags)
-        query = ListQuery(topic.number, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit)
+        node, mask = self._node, mask_of(ask.tags)
+        of = self._topic(topics).number if isinstance(topics, str) else await self._topics_like(topics)
+        query = ListQuery(of, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit, ask.retrying)
         now_ms = self._node.now_ms()
         page = await node.reader.in_slices(lambda: listing(node.ledger, query, now_ms))
-        messages: list[Message[str]] = []
+        messages, shard = list[tuple[Key, Message[str]]](), self._shard
         wanted, turn, total = set(ask.tags), 0, 0
         fits = int(np.searchsorted(page.rows["size"].cumsum(dtype=np.int64), _PAGE_BYTES))
         await node.reader.read_off_loop(extents_of(page.hours[:fits], page.rows[:fits]), LISTS)
@@ -157,21 +201,32 @@ class MessageService(Service):
             turn += size + (_RECORD_COST if not other or node.storage.hours.mapped(hour) else _HOUR_COST)
             total += size
             if total > _PAGE_BYTES and n:
-                return messages, (int(page.due_ms[n - 1]), int(page.rows["first_id"][n - 1]))
+                return messages, _key(page, n - 1)
             if turn > _TURN_BYTES:
                 turn = 0
                 await asyncio.sleep(0)
-            found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(topic, h, r, s))  # type: ignore[misc]
+            found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(h, r, s, ask.body))  # type: ignore[misc]
             # The tag mask may match other tags too (codec/meta.py), so the tags in the record decide.
-            if found is not None and wanted <= set((message := message_of(found)).tags):
-                messages.append(message)
+            if found is not None and wanted <= set((message := message_of(found, shard=shard)).tags):
+                messages.append((_key(page, n), message))
         return messages, page.after
 
-    def _listed(self, topic: TopicState, hour: int, row: np.void, state: State) -> Description | None:
+    async def _topics_like(self, wanted: Callable[[str], bool]) -> Mask:
+        """Mask of the topics whose names `wanted` chooses, by topic number, and False at its end."""
+        known = self._node.ledger.topics.all
+        mask = np.zeros(len(known) + 1, np.bool_)
+        for first in range(0, len(mask) - 1, _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            mask[first : first + len(few)] = [topic.exists and wanted(topic.name) for topic in few]
+            await asyncio.sleep(0)
+        return mask
+
+    def _listed(self, hour: int, row: np.void, state: State, body: bool) -> Description | None:
         """Describe a message without its history; None if its hour file was deleted or its retention has passed."""
         node, index = self._node, int(row["index"])
         if not node.storage.hours.count(hour):
             return None
+        topic = node.ledger.topics[int(row["topic"])]
         if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
         # The entry's attempt count does not include the attempt that is under way, or that settled the message.
@@ -179,7 +234,7 @@ class MessageService(Service):
         if state in (State.LEASED, State.ACKED):
             hour_state = node.ledger.hours.get(hour)
             attempt += hour_state is None or index not in hour_state.late
-        return described(node.ledger, hour, row, state, attempt, [], body=False)
+        return described(node.ledger, hour, row, state, attempt, [], body=body)
 
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
@@ -210,18 +265,25 @@ class MessageService(Service):
         row = place.rows[0]
         message = message_of(described(ledger, place.hour, row, State.DEAD, int(row["attempt"]), [], body=body))
         errors = [
-            Failure(
-                event.name.lower(), format_instant(at_ms), attempt,  # type: ignore[arg-type]
-                None if reason == NONE32 else ledger.names.name(REASON, reason),
-            )
+            _failure(event, at_ms, attempt, None if reason == NONE32 else ledger.names.name(REASON, reason))
             for at_ms, event, attempt, reason in failures_of(ledger, first_id)
-        ]  # fmt: skip
+        ]
         return DeadLetter(
-            id=message.id, topic=message.topic, key=message.key, deliver_at=message.deliver_at,
-            published_at=message.published_at, died_at=format_instant(int(row["deliver_at_ms"])),
-            attempt=message.attempt, tags=message.tags, meta=message.meta, content_type=message.content_type,
-            size=message.size, errors=errors, group=message.group, body=message.body,
-        )  # fmt: skip
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            deliver_at=message.deliver_at,
+            published_at=message.published_at,
+            died_at=format_instant(int(row["deliver_at_ms"])),
+            attempt=message.attempt,
+            tags=message.tags,
+            meta=message.meta,
+            content_type=message.content_type,
+            size=message.size,
+            errors=errors,
+            group=message.group,
+            body=message.body,
+        )
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
         """Redrive dead letters; returns the outcome per id: redriven, key_taken, not_found, or the state of a message
@@ -255,9 +317,13 @@ class MessageService(Service):
         await self._administer(by, "topic.purge", f"{topic}: {' '.join(states)}", command)
 
 
-def partly(changed: str, outcomes: dict[str, str] | None) -> Conflict:
-    """Make the error for a change of which some copies of the message were too late. changed: what the others are."""
-    return Conflict(f"not every copy of the message could be {changed}", outcome="partial", outcomes=outcomes or {})
+def too_late(changed: str, outcome: CancelOutcome | TargetOutcome, outcomes: dict[str, str] | None) -> Conflict:
+    """Error for a change that came too late for the message, or for some of its copies. changed: cancelled or
+    rescheduled. outcomes: of the copies."""
+    word = outcome.name.lower()
+    if word == "partial":
+        return Conflict(f"not every copy of the message could be {changed}", outcome=word, outcomes=outcomes or {})
+    return Conflict(f"the message cannot be {changed}: it is {word}", outcome=word)
 
 
 def _by_topic(
@@ -266,31 +332,72 @@ def _by_topic(
     """Outcome by topic and subscription, of the only message that a command named; None if it has no copies."""
     if not copies:
         return None
-    return {topic: "rescheduled" if one == TargetOutcome.DONE and kind is TargetOutcome else kind(one).name.lower()
-            for topic, _, one in copies[0]}  # fmt: skip
+    return {
+        topic: "rescheduled" if one == TargetOutcome.DONE and kind is TargetOutcome else kind(one).name.lower()
+        for topic, _, one in copies[0]
+    }
 
 
-def message_of(view: Description, history: list[History[str]] | None = None) -> Message[str]:
+def _key(page: ListPage, n: int) -> Key:
+    """Key of a page's message in the order of the list."""
+    return int(page.due_ms[n]), int(page.rows["first_id"][n])
+
+
+def message_of(view: Description, history: list[History[str]] | None = None, shard: int | None = None) -> Message[str]:
     meta = unpack(view.meta)
     return Message(
-        id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
-        deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
-        attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        traceparent=meta.tp or None, group=meta.group, history=history,
+        id=encode_id(view.id),
+        topic=view.topic,
+        key=meta.key,
+        state=str(view.state),
+        deliver_at=format_instant(view.deliver_at_ms),
+        published_at=format_instant(view.published_at_ms),
+        attempt=view.attempt,
+        tags=meta.tags,
+        meta=meta.meta,
+        content_type=meta.ct,
+        size=view.size,
+        traceparent=meta.tp or None,
+        group=meta.group,
+        batch=meta.batch,
+        history=history,
         body=None if view.body is None else bytes(view.body),
-        schedule=meta.sch, occurrence=None if meta.sch is None else format_instant(meta.oc),
+        schedule=meta.sch,
+        occurrence=None if meta.sch is None else format_instant(meta.oc),
         result=UNSET if view.result is None else msgspec.json.decode(view.result),
         progress=view.progress,
-    )  # fmt: skip
+        retry=None if view.retry is None else _retry_of(view.retry),
+        shard=shard,
+    )
+
+
+def _retry_of(retry: PendingRetry) -> Retry[str]:
+    last = retry.failure
+    failure = None if last is None else _failure(last.event, last.at_ms, last.attempt, last.reason)
+    return Retry(retry.attempt, retry.most, failure)
+
+
+def _failure(event: Event, at_ms: int, attempt: int, reason: str | None) -> Failure[str]:
+    return Failure(event.name.lower(), format_instant(at_ms), attempt, reason)
 
 
 def event_of(e: PastEvent) -> History[str]:
     left, went = (None if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour))
     due_at = None if e.due_ms is None else format_instant(e.due_ms)
+    before, after = (None, None) if e.moved_ms is None else map(format_instant, e.moved_ms)
     return History(
-        e.event.name.lower(), format_instant(e.at_ms), e.attempt, e.consumer, e.node, e.reason or None,  # type: ignore[arg-type]
-        left, went, due_at,
-    )  # fmt: skip
+        e.event.name.lower(),
+        format_instant(e.at_ms),
+        e.attempt,
+        e.consumer,
+        e.node,
+        e.reason or None,
+        left,
+        went,
+        due_at,
+        before,
+        after,
+    )
 
 
 def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:

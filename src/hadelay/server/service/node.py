@@ -13,14 +13,19 @@ from hadelay.errors import Conflict
 from hadelay.rights import AuditEntry, Token
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
+from hadelay.server.service.attention import AttentionService
+from hadelay.server.service.batches import BatchService
 from hadelay.server.service.cluster import Clusters
+from hadelay.server.service.consumers import ConsumerService
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.files import Files
+from hadelay.server.service.groups import GroupService
 from hadelay.server.service.jobs import JobService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.overview import Overview
 from hadelay.server.service.part import Service, once_begun
 from hadelay.server.service.schedules import ScheduleService
+from hadelay.server.service.shards import ShardService
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
 
@@ -47,10 +52,18 @@ class TokenService(Service):
         return list(self.tokens.values())
 
     async def create_token(
-        self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
+        self,
+        name: str,
+        digest: bytes,
+        scopes: list[str],
+        lifetime_ms: int | None,
+        by: Actor,
+        *,
+        aws_key: bytes | None = None,
     ) -> Token:
-        """Create a token, which this node knows when the call returns. Raises BadRequest, LimitReached."""
-        command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
+        """Create a token, which this node knows when the call returns. aws_key: secret access key for AWS SDKs. Raises
+        BadRequest, LimitReached."""
+        command = commands.encode_token_create(name, digest, scopes, lifetime_ms, aws_key)
         await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
         with once_begun():
             await self._confirm()
@@ -84,19 +97,28 @@ class NodeService:
         """webhooks: source of the webhook metrics of /metrics, and of the health of receivers."""
         self._node = node
         self._metrics = NodeMetrics(node, webhooks)
-        self.node = node.name
+        self.node, self.cluster_id = node.name, node.config.cluster.id
         # Publishing takes a callback, because a future per request would cost more than the call itself.
-        self.publish = node.publish
+        self.publish = node.publishing.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
-        self.jobs = JobService(node)
+        self.jobs, self.groups = JobService(node), GroupService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
+        self.attention, self.shards = AttentionService(node), ShardService(node)
         self.overview = Overview(node, self.topics, webhooks)
-        self.schedules = ScheduleService(node)
+        self.schedules, self.consumers = ScheduleService(node), ConsumerService(node)
+        self.batches = BatchService(node)
+        self.sessions = node.sessions
 
     @property
     def leader_name(self) -> str | None:
         """Leader in this node's view, for the header `Hadelay-Leader`."""
         return self._node.raft.leader
+
+    @property
+    def leader_since_ms(self) -> int | None:
+        """Time at which the leader took over, or was first heard here, Unix ms; None: not known."""
+        row = next((row for row, _ in self._node.logbook.terms()), None)
+        return row.since_ms if row is not None and row.leader == self.leader_name else None
 
     @property
     def applied_index(self) -> int:

@@ -5,18 +5,18 @@ All work over many topics, grants or hours is done in slices, and each answer ha
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.api.topics import Topic
+from hadelay.api.topicsettings import Topic
 from hadelay.codec.formats import CONSUMER, TOPIC
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.ledger.keys import find_key
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.messages.keys import find_key
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import DEAD_HOURS, NONE32, Event, hour_name
 from hadelay.server.node import Node
 from hadelay.server.service.archive import ArchiveService
@@ -27,12 +27,12 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.server.webhooks.queues import Health
 
 #: Number of topics, of keys, of grants, and of events that are read before other tasks of the event loop have a turn.
-_TOPICS_AT_ONCE, _KEYS_AT_ONCE, _GRANTS_AT_ONCE, _EVENTS_AT_ONCE = 1_000, 100, 200, 2_000
+_TOPICS_AT_ONCE, _KEYS_AT_ONCE, GRANTS_AT_ONCE, EVENTS_AT_ONCE = 1_000, 100, 200, 2_000
 #: Limit of grants that are searched for the leases of one topic.
-_MOST_GRANTS = 20_000
-#: Of acks per consumer: hours whose logs are searched, the running one included; limits of events per log, and of all
-#: logs together; and the time searched, in ms.
-_ACK_HOURS, _MOST_EVENTS, _ALL_EVENTS, _ACKS_MS = 24, 20_000, 100_000, 60_000
+MOST_GRANTS = 20_000
+#: Limits of counting acks per consumer: hours whose logs are searched, the running hour included; events per log;
+#: events of all logs together; and the time searched, in ms.
+_ACK_HOURS, _MOST_EVENTS, _ALL_EVENTS, ACKS_MS = 24, 20_000, 100_000, 60_000
 #: p99 of the lateness from which on a topic counts as late, in ms.
 LATE_MS = 1_000
 #: Smallest age, in ms, of the oldest ready message with which a topic counts as idle, if nothing was handed out.
@@ -52,6 +52,7 @@ class Totals(NamedTuple):
     died: int
     waiting: int
     leased: int
+    retrying: int
     dead: int
     bytes: int
 
@@ -75,6 +76,7 @@ class TopicCounts(NamedTuple):
     acked: int
     died: int
     pending: int
+    retrying: int
 
 
 class HourRow(NamedTuple):
@@ -101,6 +103,7 @@ ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
     "scheduled": lambda topic, report: (report[0] - topic.waiting, topic.name),
     "ready": lambda topic, report: (-report[0], topic.name),
     "leased": lambda topic, report: (-topic.leased, topic.name),
+    "retrying": lambda topic, report: (-topic.retrying, topic.name),
     "dead": lambda topic, report: (-topic.dead, topic.name),
     "late": lambda topic, report: (-report[4], topic.name),
     "oldest": lambda topic, report: (report[1] if report[0] else 1 << 62, topic.name),
@@ -110,6 +113,7 @@ _NO_REPORT = (0, 0, 0, 0, 0, 0)
 #: for a minute, and none was handed out in the last five minutes.
 CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
     "all": lambda topic, report, now_ms: True,
+    "retrying": lambda topic, report, now_ms: topic.retrying > 0,
     "dead": lambda topic, report, now_ms: topic.dead > 0,
     "paused": lambda topic, report, now_ms: topic.settings.paused,
     "idle": lambda topic, report, now_ms: (
@@ -131,7 +135,7 @@ class Overview(Service):
 
     async def totals(self) -> Totals:
         """Sum up all topics of this node, without asking another node."""
-        found, known = np.zeros(9, np.int64), self._node.ledger.topics.all
+        found, known = np.zeros(10, np.int64), self._node.ledger.topics.all
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += np.array([_row(topic) for topic in few], np.int64).sum(axis=0)
@@ -164,7 +168,16 @@ class Overview(Service):
         topic = self._node.ledger.topic(name)
         if topic is None:
             return None
-        return TopicCounts(topic.published, topic.settled[Event.ACKED], topic.settled[Event.DEAD], topic.pending)
+        settled = topic.settled
+        died = settled[Event.DEAD]
+        return TopicCounts(topic.published, settled[Event.ACKED], died, topic.pending, topic.retrying)
+
+    async def topics_of(self, names: Iterable[str], *, stale: bool) -> list[Topic[str]]:
+        """The topics with these names; those that do not exist any more are left out."""
+        await self._confirm(stale)
+        reports = await self._topics.ready(stale=stale)
+        found = (self._node.ledger.topic(name) for name in names)
+        return [self._topics.document(topic, reports) for topic in found if topic is not None]
 
     async def find_topics(
         self,
@@ -218,48 +231,34 @@ class Overview(Service):
         topic, found = self._topic(name), dict[str, tuple[int, int]]()
         number = self._node.ledger.names.number(TOPIC, topic.name)
         grants = list(self._node.ledger.grants.values())
-        for n, grant in enumerate(grants[:_MOST_GRANTS]):
-            if n % _GRANTS_AT_ONCE == _GRANTS_AT_ONCE - 1:
+        for n, grant in enumerate(grants[:MOST_GRANTS]):
+            if n % GRANTS_AT_ONCE == GRANTS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            held = int(np.count_nonzero((grant.rows["topic"] == number) & (grant.rows["open"] == 1)))
-            if held:
+            count = int(np.count_nonzero((grant.rows["topic"] == number) & (grant.rows["open"] == 1)))
+            if count:
                 before, since_ms = found.get(grant.consumer, (0, grant.granted_at_ms))
-                found[grant.consumer] = before + held, min(since_ms, grant.granted_at_ms)
+                found[grant.consumer] = before + count, min(since_ms, grant.granted_at_ms)
         holders = [Holder(consumer, leased, since_ms) for consumer, (leased, since_ms) in found.items()]
-        return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= _MOST_GRANTS
+        return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= MOST_GRANTS
 
     async def acks(self, name: str) -> dict[str, int]:
         """Consumer → its acks of a topic per minute, by the last minute of the dispatch logs: of messages that fell due
         in the last 24 hours. Where the logs have too many events, those of a shorter time count, per minute."""
         node, topic = self._node, self._topic(name)
         now_ms, store = node.now_ms() if node.clock.ready else node.ledger.now_ms, node.storage.hours
-        since_ms, logs = self._recent_events(now_ms - _ACKS_MS)
+        since_ms, logs = recent_events(node, now_ms - ACKS_MS)
         acks: Counter[int] = Counter()
         for hour, first, count in logs:
-            for end in range(count, first, -_EVENTS_AT_ONCE):
-                events = store.events(hour, slice(max(first, end - _EVENTS_AT_ONCE), end), verify=False)
+            for end in range(count, first, -EVENTS_AT_ONCE):
+                events = store.events(hour, slice(max(first, end - EVENTS_AT_ONCE), end), verify=False)
                 acked = (events["event"] == Event.ACKED) & (events["consumer"] != NONE32) & (events["at_ms"] > since_ms)
                 entries = store.entries(hour, events["index"][acked], verify=False)
                 acks.update(events["consumer"][acked][entries["topic"] == topic.number].tolist())
                 await asyncio.sleep(0)
                 if len(events) and events["at_ms"][0] <= since_ms:
                     break
-        scale = _ACKS_MS / max(1, now_ms - since_ms)
+        scale = ACKS_MS / max(1, now_ms - since_ms)
         return {node.ledger.names.name(CONSUMER, number): round(count * scale) for number, count in acks.items()}
-
-    def _recent_events(self, since_ms: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """Logs with events after since_ms, as (hour, first event to read, number of events); and the time, since_ms or
-        later, after which all events are among those to read."""
-        store, running = self._node.storage.hours, self._node.ledger.now_hour
-
-        def at_ms(hour: int, number: int) -> int:
-            return int(store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])
-
-        counts = {hour: store.event_count(hour) for hour in range(running - _ACK_HOURS + 1, running + 1)}
-        recent = {hour: count for hour, count in counts.items() if count and at_ms(hour, count - 1) > since_ms}
-        most = min(_MOST_EVENTS, _ALL_EVENTS // max(1, len(recent)))
-        logs = [(hour, max(0, count - most), count) for hour, count in recent.items()]
-        return max([since_ms, *(at_ms(hour, first) for hour, first, _ in logs if first)]), logs
 
     async def hours(self) -> tuple[list[HourRow], str]:
         """Returns (hours on this node in ascending order, without hours of dead letters, at most the newest 1,000;
@@ -270,11 +269,15 @@ class Overview(Service):
         numbers = sorted(hour for hour in store.hours() if hour < DEAD_HOURS)[-_MOST_HOURS:]
         rows = [
             HourRow(
-                hour_name(hour), store.count(hour), node.ledger.open_entries(hour), store.mapped(hour), hour < running,
+                hour_name(hour),
+                store.count(hour),
+                node.ledger.open_entries(hour),
+                store.mapped(hour),
+                hour < running,
                 hour in archived,
             )
             for hour in numbers
-        ]  # fmt: skip
+        ]
         return rows, archive
 
     @property
@@ -296,9 +299,17 @@ class Overview(Service):
 def _row(topic: TopicState) -> tuple[int, ...]:
     settled = topic.settled
     return (
-        topic.exists, topic.exists and topic.settings.paused, topic.published, settled[Event.ACKED],
-        settled[Event.DEAD], topic.waiting, topic.leased, topic.dead, topic.bytes,
-    )  # fmt: skip
+        topic.exists,
+        topic.exists and topic.settings.paused,
+        topic.published,
+        settled[Event.ACKED],
+        settled[Event.DEAD],
+        topic.waiting,
+        topic.leased,
+        topic.retrying,
+        topic.dead,
+        topic.bytes,
+    )
 
 
 def summarize(reports: NDArray[np.int64]) -> Recent:
@@ -315,3 +326,18 @@ def summarize(reports: NDArray[np.int64]) -> Recent:
     return Recent(
         int(count.sum()), oldest_ms if len(since_ms) else 0, handed_out, int(found[0]), int(found[1]), largest
     )
+
+
+def recent_events(node: Node, since_ms: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """Logs with events after since_ms, as (hour, first event to read, number of events); and the time, since_ms or
+    later, after which all events are among those to read."""
+    store, running = node.storage.hours, node.ledger.now_hour
+
+    def at_ms(hour: int, number: int) -> int:
+        return int(store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])
+
+    counts = {hour: store.event_count(hour) for hour in range(running - _ACK_HOURS + 1, running + 1)}
+    recent = {hour: count for hour, count in counts.items() if count and at_ms(hour, count - 1) > since_ms}
+    most = min(_MOST_EVENTS, _ALL_EVENTS // max(1, len(recent)))
+    logs = [(hour, max(0, count - most), count) for hour, count in recent.items()]
+    return max([since_ms, *(at_ms(hour, first) for hour, first, _ in logs if first)]), logs

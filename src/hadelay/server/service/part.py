@@ -4,7 +4,7 @@ Reads are linearizable by ReadIndex: the node first learns how far the log was c
 until it has applied that much, and then answers from its own state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from hadelay.api.service import Actor, answered
 from hadelay.codec import commands
 from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, NotFound, OutcomeUnknown, shortened
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.server.node import Node
 from hadelay.server.refusals import refusal
 
@@ -25,9 +25,15 @@ class Service:
     def __init__(self, node: Node) -> None:
         self._node = node
 
+    @property
+    def _shard(self) -> int | None:
+        """Index of this cluster in its shard map; None without a map."""
+        ledger = self._node.ledger
+        return ledger.shards.index_of(ledger.group)
+
     async def _propose(self, command: bytes) -> Any:
         """Propose a command and return its result; raises the error of a refused command."""
-        result = await answered(lambda done: self._node.propose(command, done))
+        result = await answered(self._node.publishing.propose, command)
         if isinstance(result, Refused):
             raise refusal(result)
         return result
@@ -41,11 +47,17 @@ class Service:
 
     async def _ask_leader(self, op: str, payload: Any, timeout_s: float) -> Any:
         """Call a link operation on the leader and return its answer."""
-        return await answered(lambda done: self._node.leadership.ask_leader(op, payload, timeout_s, done))
+        return await answered(self._node.leadership.ask_leader, op, payload, timeout_s)
 
     async def _confirm(self, stale: bool = False) -> None:
         if not stale:
             await answered(self._node.raft.read_index)
+
+    async def _judge(self, problem: Callable[[], HadelayError | None]) -> None:
+        """Raise the error that `problem` returns about this node's state, after the state is confirmed to be current.
+        Raises NoLeader if it cannot be confirmed."""
+        if problem() is not None:
+            await answered(self._node.leadership.confirm, problem)
 
     def _topic(self, name: str) -> TopicState:
         topic = self._node.ledger.topic(name)
@@ -60,6 +72,13 @@ def once_begun(begun: bool = True) -> Iterator[None]:
     try:
         yield
     except HadelayError as error:
-        if not (begun and error.retryable and error.outcome_known):
+        if not begun:
             raise
-        raise OutcomeUnknown(f"a part of the request is done, the rest is not: {error}") from error
+        raise partly_done(error) from error
+
+
+def partly_done(error: HadelayError) -> HadelayError:
+    """The error of a request that is partly done: one that says that nothing happened becomes OutcomeUnknown."""
+    if error.retryable and error.outcome_known:
+        return OutcomeUnknown(f"a part of the request is done, the rest is not: {error}")
+    return error

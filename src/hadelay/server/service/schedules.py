@@ -1,7 +1,7 @@
 """Services for schedules: set, look at, pause, trigger, backfill and preview them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
@@ -10,10 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from hadelay.api.schedules import (
+    CATCH_UPS,
+    OVERLAPS,
     Backfilled,
-    CatchUp,
     Occurrence,
-    Overlap,
     Previewed,
     PreviewTime,
     Schedule,
@@ -27,18 +27,18 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.publishcommand import GAP, encode_publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.codec.schedules import ANY_VERSION, MAX_RUN, Made, Spec, State, Stored
-from hadelay.errors import BadRequest, DiskFull, Impossible, NotFound
-from hadelay.ledger import schedules
-from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.codec.wire import cut_name
+from hadelay.errors import BadRequest, DiskFull, HadelayError, Impossible, LimitReached, NoLeader, NotFound
+from hadelay.ledger.hours.lookup import find_entry, state_of
+from hadelay.ledger.schedules import schedules
 from hadelay.model import Draft, encode_id
 from hadelay.server.service.part import Service, once_begun
 from hadelay.timing import cron, plan, zones
 
-#: Texts of the API for the enums CatchUp and Overlap, in the order of the enums' values.
-CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
-OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 #: Number of next occurrences in the description of a schedule.
 _NEXT = 10
+#: Version that no schedule has.
+_NO_VERSION = 0
 #: Number of schedules that are read for a page before other tasks of the event loop have a turn.
 _AT_ONCE = 25
 
@@ -55,12 +55,14 @@ class ScheduleService(Service):
     ) -> Schedule[str]:
         """Create a schedule, or replace it as a whole. draft: the message, whose meta names the schedule. version:
         expected version; 0 for no schedule. Raises BadRequest, Impossible, Conflict, LimitReached, NotFound."""
+        await self._confirm()
         ledger = self._node.ledger
         topic = ledger.topic(spec.topic)
         if OVERLAPS[spec.overlap] == "wait" and (topic is None or topic.settings.group_concurrency != 1):
             what = f"hadelay topic set {spec.topic} --group-concurrency 1"
             raise Impossible(f"overlap: wait needs a topic with group_concurrency 1: {what}")
-        template = encode_publish(self._node.name, [draft])
+        # The group is in the meta, too: apply takes it from there.
+        template = encode_publish(self._node.name, [replace(draft, group=None)])
         found = schedules.find(ledger, name)
         if found is None or found.stored.spec != spec:
             # In a thread: computing the next time of a rare pattern may take some ms.
@@ -68,28 +70,27 @@ class ScheduleService(Service):
         if found is not None and codec.same_message(found.stored.template, template):
             template = found.stored.template
         command = codec.encode_put(
-            name, ANY_VERSION if version is None else version,
+            name,
+            ANY_VERSION if version is None else version,
             codec.KEEP_PAUSE if paused is None else codec.PAUSE if paused else codec.RUN,
-            Stored(by.token, spec, template),
-        )  # fmt: skip
+            Stored(cut_name(by.token), spec, template),
+        )
         await self._administer(by, "schedule.set", f"{name}: {spec.topic}", command)
         with once_begun():
             return await self.get(name, body=False, stale=False, warnings=await self._warnings(spec))
 
     async def _in_thread(self, search: Callable[[], Any]) -> Any:
         """Run `search`, which computes times of a schedule, in a thread; returns its result."""
-        return await answered(lambda done: self._node.runtime.in_thread("schedules", search, done))
+        return await answered(self._node.runtime.in_thread, "schedules", search)
 
     async def _warnings(self, spec: Spec) -> list[str]:
-        found: list[str] = await self._in_thread(lambda: _clock_changes(spec, self._node.now_ms()))
+        found: list[str] = await self._in_thread(lambda: _cron_warnings(spec, self._node.now_ms()))
         topic = self._node.ledger.topic(spec.topic)
         if spec.overlap and topic is not None and not topic.settings.max_attempts:
             found.append(f"overlap: a message of {spec.topic} that always fails stops the schedule: set max_attempts")
         return found
 
-    async def get(
-        self, name: str, *, body: bool, stale: bool, warnings: list[str] | None = None
-    ) -> Schedule[str]:  # fmt: skip
+    async def get(self, name: str, *, body: bool, stale: bool, warnings: list[str] | None = None) -> Schedule[str]:
         await self._confirm(stale)
         found = self._found(name)
         view = self._document(name, found, body=body, coming=_NEXT, last=True)
@@ -142,29 +143,51 @@ class ScheduleService(Service):
             await asyncio.sleep(0)
 
     def _document(self, name: str, found: schedules.Found, *, body: bool, coming: int, last: bool) -> Schedule[str]:
-        """coming: limit of the next occurrences. last: whether the last messages are looked up."""
-        (creator, spec, template), state = found
-        message = codec.decode_template(template)
+        """Describe a schedule. coming: limit of the number of next occurrences to show. last: whether to look up the
+        last messages."""
+        stored, state = found
+        spec, message = stored.spec, codec.decode_template(stored.template)
         row, payload = message.rows[0], bytes(message.blob[len(GAP) :])
         meta, size = unpack(payload[: int(row["meta_size"])]), int(row["body_size"])
         times, problem = self._next(spec, state, coming)
         past = [made for made in state.ring if made.occurrence <= self._node.now_ms()]
         return Schedule(
-            schedule=name, topic=spec.topic, version=state.version,
+            schedule=name,
+            topic=spec.topic,
+            version=state.version,
             state="paused" if state.paused else "finished" if state.finished else "active",
-            restored=bool(state.flags & codec.HELD), times=plan.explain(spec), cron=spec.cron,
+            restored=bool(state.flags & codec.RESTORED),
+            times=plan.explain(spec),
+            cron=spec.cron,
             every=_duration(spec.every_ms),
-            at=None if spec.at is None else [format_instant(at_ms) for at_ms in spec.at], timezone=spec.timezone,
-            start=_instant(spec.start_ms), end=_instant(spec.end_ms), max_occurrences=spec.max_occurrences,
-            jitter=_duration(spec.jitter_ms or None), catch_up=CATCH_UPS[spec.catch_up],
-            catch_up_window=format_duration(spec.window_ms), overlap=OVERLAPS[spec.overlap],
+            at=None if spec.at is None else [format_instant(at_ms) for at_ms in spec.at],
+            timezone=spec.timezone,
+            start=_instant(spec.start_ms),
+            end=_instant(spec.end_ms),
+            max_occurrences=spec.max_occurrences,
+            jitter=_duration(spec.jitter_ms or None),
+            catch_up=CATCH_UPS[spec.catch_up],
+            catch_up_window=format_duration(spec.window_ms),
+            overlap=OVERLAPS[spec.overlap],
             next=[format_instant(at_ms) for at_ms in times],
             last=[self._occurrence(made) for made in past[-_NEXT:]] if last else None,
-            made=state.made, missed=state.missed, overlapped=state.overlapped, refused=state.refused,
-            manual=state.manual, changed_at=format_instant(state.put_ms), creator=creator or None,
-            content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), group=spec.group,
-            size=size,            body=payload[len(payload) - size :] if body else None, problem=problem,
-        )  # fmt: skip
+            made=state.made,
+            missed=state.missed,
+            overlapped=state.overlapped,
+            refused=state.refused,
+            manual=state.manual,
+            changed_at=format_instant(state.put_ms),
+            creator=stored.creator or None,
+            content_type=meta.ct,
+            tags=meta.tags,
+            meta=meta.meta,
+            ttl=_duration(meta.ttl or None),
+            group=spec.group,
+            size=size,
+            body=payload[len(payload) - size :] if body else None,
+            problem=problem,
+            shard=self._shard,
+        )
 
     def _next(self, spec: Spec, state: State, count: int) -> tuple[list[int], str | None]:
         """(next occurrences of the schedule, reason why this node cannot compute them, else None)"""
@@ -182,7 +205,7 @@ class ScheduleService(Service):
         ledger = self._node.ledger
         entry = find_entry(ledger, made.id)
         state = "gone" if entry is None else str(state_of(ledger, entry, self._node.now_ms()))
-        return Occurrence(format_instant(made.occurrence), encode_id(made.id), state, bool(made.manual))  # type: ignore[arg-type]
+        return Occurrence(format_instant(made.occurrence), encode_id(made.id), state, bool(made.manual))
 
     async def delete(self, name: str, by: Actor) -> None:
         """Delete a schedule, if there is one: the answer to an earlier request may have been lost."""
@@ -196,51 +219,77 @@ class ScheduleService(Service):
         with once_begun():
             return await self.get(name, body=False, stale=False)
 
-    async def trigger(self, name: str, key: bytes | None, by: Actor) -> Triggered[str]:
-        """Make one message of the schedule, due now. Raises Conflict if its messages must not overlap and the previous
-        one is pending, and DiskFull."""
-        return (await self._run(name, ANY_VERSION, [(0, 0)], key, by, "trigger"))[0]
+    async def trigger(self, name: str, key: bytes | None, by: Actor, *, exists: bool = True) -> Triggered[str]:
+        """Make one message of the schedule, due now. exists: whether the caller saw the schedule; if not, the answer is
+        that of an earlier request with the key, or NotFound. Raises Conflict if the schedule's messages must not
+        overlap and the previous one is pending, and DiskFull."""
+        command = codec.encode_run(name, ANY_VERSION if exists else _NO_VERSION, [(0, 0)], key)
+        return (await self._run(name, command, by, "trigger", (0,)))[0]
 
-    async def backfill(self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor) -> Backfilled[str]:
+    async def backfill(
+        self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor, *, exists: bool = True
+    ) -> Backfilled[str]:
         """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises Impossible if to_ms is in the
-        future, or for too many occurrences, and DiskFull."""
+        future, or for too many occurrences, and DiskFull. exists: see `trigger`."""
         await self._confirm()
-        (_, spec, template), state = self._found(name)
+        version, times, refused = _NO_VERSION, [1], None
+        try:
+            if not exists:
+                raise NotFound(f"there is no schedule {name!r}")
+            version, times = await self._range(name, from_ms, to_ms)
+        except (Impossible, NotFound) as error:
+            if key is None:
+                raise
+            # Apply refuses a command without a version, and remembers the refusal under the Idempotency-Key: an earlier
+            # try of the request may lie in a stalled node, and arrive when the reason of the refusal is gone.
+            refused = error
+        if not times:
+            return Backfilled([])
+        command = codec.encode_run(name, version, [(at_ms, 0) for at_ms in times], key, (from_ms, to_ms))
+        try:
+            return Backfilled(await self._run(name, command, by, "backfill", times))
+        except HadelayError as error:
+            raise error if refused is None or error.retryable else refused from None
+
+    async def _range(self, name: str, from_ms: int, to_ms: int) -> tuple[int, list[int]]:
+        """The schedule's version, and its occurrences in [from_ms, to_ms)."""
+        stored, state = self._found(name)
         if to_ms > self._node.now_ms():
             raise Impossible("to: lies in the future; a backfill makes past occurrences only")
         # An occurrence of 0 ms would mean now (Run).
-        found = plan.occurrences(spec, max(from_ms - 1, 0))
-        times = await self._in_thread(lambda: list(_until(found, to_ms)))
-        most = schedules.at_once(template)
+        found = plan.occurrences(stored.spec, max(from_ms - 1, 0))
+        times: list[int] = await self._in_thread(lambda: list(_until(found, to_ms)))
+        most = schedules.at_once(stored.template)
         if len(times) > most:
             raise Impossible(f"more than {most} occurrences: take a shorter range")
-        if not times:
-            return Backfilled([])
-        return Backfilled(await self._run(name, state.version, [(at_ms, 0) for at_ms in times], key, by, "backfill"))
+        return state.version, times
 
     async def _run(
-        self, name: str, version: int, times: list[tuple[int, int]], key: bytes | None, by: Actor, action: str
-    ) -> list[Triggered[str]]:  # fmt: skip
+        self, name: str, command: bytes, by: Actor, action: str, times: Sequence[int]
+    ) -> list[Triggered[str]]:
+        """Run the command, which makes the occurrences at `times`."""
         if full := self._node.peers.no_space():
             raise DiskFull(full, retry_after_ms=5_000)
-        command = codec.encode_run(name, version, codec.times(times), key)
         result = await self._administer(by, f"schedule.{action}", f"{name}: {len(times)}", command)
         assert isinstance(result, PublishResult)
-        refused = [RowCode(code) for code in result.codes.tolist() if code]
+        refused = result.codes.nonzero()[0].tolist()
         if refused:
-            topic = self._found(name).stored.spec.topic
-            error = self._node.group_commit.refusals.problem(refused[0], topic)
-            with once_begun(len(refused) < len(times)):
-                raise error
+            found = schedules.find(self._node.ledger, name)
+            topic, at = "" if found is None else found.stored.spec.topic, refused[0]
+            other = 0 if result.others is None else int(result.others[at])
+            problem = self._node.group_commit.refusals.problem(RowCode(result.codes[at]), topic, other)
+            raise _stopped(problem, times, refused) if problem.retryable and len(refused) < len(times) else problem
         columns = zip(result.ids.tolist(), result.deliver_at_ms.tolist(), result.duplicate.tolist(), strict=True)
         return [Triggered(encode_id(id_), format_instant(at_ms), again) for id_, at_ms, again in columns]
 
     async def preview(self, spec: Spec, after_ms: int | None, count: int) -> Previewed[str]:
+        if after_ms is None and not self._node.clock.ready:
+            raise NoLeader("this node does not know the cluster's time yet", retry_after_ms=500)
         start_ms = self._node.now_ms() if after_ms is None else after_ms
         if not 0 <= start_ms < plan.LATEST_MS:
             raise Impossible("after: a time from 1970 to 9899")
         found, changes = await self._in_thread(
-            lambda: (list(islice(plan.occurrences(spec, start_ms), count)), _clock_changes(spec, start_ms))
+            lambda: (list(islice(plan.occurrences(spec, start_ms), count)), _cron_warnings(spec, start_ms))
         )
         tz = zones.zone(spec.timezone)
         times = [
@@ -249,12 +298,26 @@ class ScheduleService(Service):
         return Previewed(plan.explain(spec), times, zones.VERSION, changes)
 
 
-def _clock_changes(spec: Spec, after_ms: int) -> list[str]:
-    return [] if spec.cron is None else cron.clock_changes(cron.parse(spec.cron, spec.timezone), after_ms)
+def _stopped(problem: HadelayError, times: Sequence[int], refused: list[int]) -> HadelayError:
+    """Error of a backfill of which only some occurrences are made. refused: positions of the other ones in `times`. The
+    cluster remembers this outcome under the Idempotency-Key, so the same request is not worth a retry."""
+    made, go_on = len(times) - len(refused), format_instant(times[refused[0]])
+    error = LimitReached(
+        f"{made} of {len(times)} occurrences are made. The others are refused: {problem.detail}. Once there is room, "
+        f"go on with from={go_on} and a new Idempotency-Key",
+        made=made,
+        go_on=go_on,
+    )
+    error.retryable = False  # type: ignore[misc]
+    return error
+
+
+def _cron_warnings(spec: Spec, after_ms: int) -> list[str]:
+    return [] if spec.cron is None else cron.warnings(spec.cron, spec.timezone, after_ms)
 
 
 def _until(times: Iterator[int], end_ms: int) -> Iterator[int]:
-    """Those of the ascending `times` that are before end_ms; at most MAX_RUN + 1 of them."""
+    """The first of the ascending `times` that are before end_ms: at most MAX_RUN + 1."""
     for at_ms in islice(times, MAX_RUN + 1):
         if at_ms >= end_ms:
             return

@@ -11,30 +11,32 @@ from msgspec.structs import replace
 from hadelay.api.service import Actor
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
-from hadelay.api.topics import Consumer, Group, GroupHead, Lateness, Topic
+from hadelay.api.topics import Group, GroupHead
+from hadelay.api.topicsettings import Topic
+from hadelay.api.topicstatus import Consumer, Lateness
 from hadelay.codec import commands
 from hadelay.codec.jobcommands import FillBegin
 from hadelay.codec.publishcommand import hash_group
-from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
-from hadelay.ledger.describe import describe
-from hadelay.ledger.messagegroups import find_group
-from hadelay.ledger.topics import TopicState
+from hadelay.codec.wire import cut_name
+from hadelay.errors import BadRequest, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
+from hadelay.ledger.groups.messagegroups import find_group
+from hadelay.ledger.topics.topics import TopicState
+from hadelay.ledger.views.describe import describe
 from hadelay.model import SEPARATOR, Description, Event, State, encode_id
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.server.service.part import Service, once_begun
-from hadelay.settings.topic import has_masked_headers
+from hadelay.settings.topic import TopicSettings
 from hadelay.settings.urls import url_problem
-from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
-from hadelay.webhooks import secret_problem
+from hadelay.webhooks import new_secret_problem
 
 #: Number of topics that a list reads before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE = 200
 #: Timeout, in seconds, of looking up a webhook's host when the webhook is set; a timeout is no error.
 _RESOLVE_S = 2.0
 #: The leader's report per topic number: number of ready messages; time at which the oldest fell due; number of messages
-#: handed out in the last minutes; p50, p99 and maximum of the lateness of these, in ms. Version 0.1.0 sends no maximum.
+#: handed out in the last minutes; p50, p99 and maximum of the lateness of these, in ms.
 Reports = dict[int, tuple[int, ...]]
 
 
@@ -55,7 +57,7 @@ class TopicService(Service):
         found = await _known(self._ask_leader("consumers", name, self._wait_s))
         if found is None:
             return view
-        consumers = [Consumer(str(who), format_instant(int(at_ms)), *more[:2]) for who, at_ms, *more in found]
+        consumers = [Consumer(who, format_instant(at_ms), node, waits) for who, at_ms, node, waits in found]
         return replace(view, consumers=consumers)
 
     async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
@@ -64,6 +66,22 @@ class TopicService(Service):
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += [self.document(topic, ready) for topic in few if topic.exists and topic.name.startswith(prefix)]
+            await asyncio.sleep(0)
+        return found
+
+    async def settings_of(self, name: str, *, stale: bool) -> TopicSettings:
+        """All settings of a topic. stale: as far as this node knows, unless it knows no such topic. Raises NotFound."""
+        if not stale or self._node.ledger.topic(name) is None:
+            await self._confirm()
+        return self._topic(name).settings
+
+    async def all_settings(self, prefix: str = "") -> dict[str, TopicSettings]:
+        """All settings of each topic and subscription whose name begins with `prefix`."""
+        await self._confirm()
+        known, found = self._node.ledger.topics.all, dict[str, TopicSettings]()
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            found |= {topic.name: topic.settings for topic in few if topic.exists and topic.name.startswith(prefix)}
             await asyncio.sleep(0)
         return found
 
@@ -104,14 +122,10 @@ class TopicService(Service):
                 "group_concurrency: a crash in interval mode repeats hand-outs, so two consumers could hold one group: "
                 "set dispatch.sync to commit"
             )
-        if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
-            raise Conflict("webhook: masked headers are accepted only once every node is upgraded (feature_level)")
-        if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
-            raise Conflict("defaults: accepted only once every node is upgraded (feature_level)")
         of, separator, own = name.partition(SEPARATOR)
         try:
             if pending:
-                begin = FillBegin(self._node.name, by.token[:64], of, own, config)
+                begin = FillBegin(self._node.name, cut_name(by.token), of, own, config)
                 command = commands.encode_subscription_fill(begin)
             elif separator and subscribes:
                 command = commands.encode_subscription_put(of, own, config)
@@ -143,10 +157,22 @@ class TopicService(Service):
             self._topic(topic)
         return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
+    async def due_of_largest(
+        self, from_ms: int, to_ms: int, step_ms: int, most: int
+    ) -> list[tuple[str, list[int], list[int]]]:
+        """Count open messages by due time, as `due` does, of the `most` topics with most messages in the range: (name,
+        starts, counts) per topic, the largest first. Counts are this node's."""
+        read = self._node.reader.in_slices
+        names = await read(lambda: self._due.largest(from_ms, to_ms, most))
+        found = []
+        for name in names:
+            counts = await read(lambda name=name: self._due.count(name, from_ms, to_ms, step_ms))  # type: ignore[misc]
+            found.append((name, *counts))
+        return found
+
     async def ready(self, numbers: list[int] | None = None, *, stale: bool) -> Reports:
         """Ask the leader for the ready messages of the topics `numbers`, or of each topic, which only its delivery loop
-        knows. A stale read on another node does not ask: it counts ready messages as scheduled. A leader of an earlier
-        release reports on each topic in any case."""
+        knows. A stale read on another node does not ask: it counts ready messages as scheduled."""
         if self._unasked(stale):
             return {}
         try:
@@ -172,22 +198,28 @@ class TopicService(Service):
             topic.dead,
             max(0, self._node.now_ms() - oldest) if count else None,
             topic.bytes,
-            Lateness(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
+            Lateness(*lateness) if lateness[0] else None,
             blocked=topic.blocked,
+            retrying=topic.retrying,
             dropped=topic.dropped,
+            shard=self._shard,
             **settings_out(topic.config),
         )
 
 
 def _head(view: Description) -> GroupHead[str]:
     since_ms, consumer = view.deliver_at_ms if view.state is State.READY else None, None
-    # Histories are limited: the present lease may be beyond the last event.
+    # Take the present lease from the ledger: a history is limited, and may end before this lease.
     if view.state is State.LEASED and view.history and view.history[-1].event is Event.LEASED:
         since_ms, consumer = view.history[-1].at_ms, view.history[-1].consumer
     return GroupHead(
-        encode_id(view.id), str(view.state), format_instant(view.deliver_at_ms), view.attempt,  # type: ignore[arg-type]
-        None if since_ms is None else format_instant(since_ms), consumer,
-    )  # fmt: skip
+        encode_id(view.id),
+        str(view.state),
+        format_instant(view.deliver_at_ms),
+        view.attempt,
+        None if since_ms is None else format_instant(since_ms),
+        consumer,
+    )
 
 
 async def _known(asked: Awaitable[Any]) -> Any:
@@ -213,7 +245,7 @@ async def _check_urls(guard: Guard, config: dict[str, Any]) -> None:
         if not isinstance(part, dict):
             continue
         for secret in (*(part.get("secrets") or ()), *([part["secret"]] if "secret" in part else ())):
-            if isinstance(secret, str) and "****" not in secret and (wrong := secret_problem(secret)):
+            if isinstance(secret, str) and "****" not in secret and (wrong := new_secret_problem(secret)):
                 raise BadRequest(f"{name}: {wrong}")
         if (url := part.get("url")) is not None and not url_problem(url):
             if problem := guard.literal_problem(url):

@@ -1,6 +1,6 @@
 """Alerts: a call to the topic's `alert` URL, or to `webhooks.alert_url`, when messages become dead letters.
 
-At least once: the ledger keeps how many of a topic's deaths were told, and a replicated command raises that number
+At least once: the ledger keeps how many of a topic's deaths were reported, and a replicated command raises that number
 after a 2xx; each leader tells the rest. One call says how many messages died since the last one and names the first
 hundred; the topic's next call waits for webhooks.alert_interval_ms.
 """
@@ -8,9 +8,10 @@ hundred; the topic's next call waits for webhooks.alert_interval_ms.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,13 +20,15 @@ import structlog
 from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
-from hadelay.ledger.dead import KEY, Letters, listing
-from hadelay.ledger.topics import TopicState
-from hadelay.model import Event, encode_id
+from hadelay.ledger.leases.dead import KEY, Letters, listing
+from hadelay.ledger.topics.topics import TopicState
+from hadelay.model import NONE32, Event, encode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers
 from hadelay.webhooks import key_of
 
+#: Limit of topics that a new leader looks at in one turn of the event loop.
+TOPICS_AT_ONCE = 500
 #: Limit of message ids in one alert.
 MOST_IDS = 100
 #: Pause before an alert, in seconds: one alert reports all messages that die together.
@@ -60,18 +63,28 @@ class Alerts:
         self.sent = self.failed = 0
         self._term = 0
         self._watches: dict[int, _Watch] = {}
-        #: Position in the list of dead letters. For topics that are not in `_watches`, all earlier dead letters are
-        #: reported.
-        self._since = b""
+        #: Position in the list of dead letters at the take-over, and number up to which topics were searched for deaths
+        #: from before. For topics up to this number that are not in `_watches`, all earlier dead letters are reported.
+        self._since, self._looked_at = b"", -1
 
     def on_leader(self, term: int) -> None:
         self._term = term
         self._watches.clear()
-        self._since = self._now()
-        for topic in self._node.ledger.topics.all:
+        self._since, self._looked_at = self._now(), -1
+        self._look_at(term, iter(sorted(self._node.ledger.topics.died)))
+
+    def _look_at(self, term: int, numbers: Iterator[int]) -> None:
+        """Look for deaths that no alert has reported, in some topics per turn of the event loop."""
+        if term != self._term:
+            return
+        some = list(islice(numbers, TOPICS_AT_ONCE))
+        for topic in map(self._node.ledger.topics.__getitem__, some):
             if untold(topic):
-                self._watches[topic.number] = _Watch(None)
+                self._watches.setdefault(topic.number, _Watch(None))
                 self.on_topic(topic)
+        self._looked_at = some[-1] if some else NONE32
+        if some:
+            self._node.runtime.call_soon(self._look_at, term, numbers)
 
     def _now(self) -> bytes:
         """End of the list of all dead letters at present, as a position: later deaths come after it."""
@@ -84,7 +97,8 @@ class Alerts:
         """Schedule an alert if one is due: messages of the topic died, or its settings changed."""
         if not self._term or not untold(topic) or self._target(topic) is None:
             return
-        watch = self._watches.setdefault(topic.number, _Watch(self._since))
+        looked_at = topic.number <= self._looked_at
+        watch = self._watches.setdefault(topic.number, _Watch(self._since if looked_at else None))
         if not watch.scheduled:
             watch.scheduled = True
             wait_s = max(_GATHER_S, watch.not_before - self._node.runtime.monotonic())
@@ -143,22 +157,24 @@ class Alerts:
         headers = alert_headers(
             f"dead-{topic.name}-{topic.generation}-{topic.alerted}-{upto}",
             f"/{cluster_id}/topics/{topic.name}",
-            self._node.now_ms(), [key_of(secret)] if secret else [], body,
-        )  # fmt: skip
+            self._node.now_ms(),
+            [key_of(secret)] if secret else [],
+            body,
+        )
         cursor = letters[-1][0] if 0 < len(letters) < MOST_IDS else end
-        told = partial(self._told, self._term, topic, watch, upto, cursor)
-        self._call(CallRequest(url, headers, body, _TIMEOUT_S), told)
+        answered = partial(self._answered, self._term, topic, watch, upto, cursor)
+        self._call(CallRequest(url, headers, body, _TIMEOUT_S), answered)
 
     def _letters(self, topic: TopicState, watch: _Watch, count: int) -> Generator[None, None, Letters]:
         """Search for the first dead letters that no alert has reported and that are not deleted yet."""
         if watch.cursor is not None:
             return (yield from listing(self._node.ledger, topic, watch.cursor, MOST_IDS))
-        told = max(topic.dead - count, 0)
-        if told > _COUNT_OFF:
+        reported = max(topic.dead - count, 0)
+        if reported > _COUNT_OFF:
             return []
-        return (yield from listing(self._node.ledger, topic, b"", told + MOST_IDS))[told:]
+        return (yield from listing(self._node.ledger, topic, b"", reported + MOST_IDS))[reported:]
 
-    def _told(self, term: int, topic: TopicState, watch: _Watch, upto: int, cursor: bytes, answer: Reply) -> None:
+    def _answered(self, term: int, topic: TopicState, watch: _Watch, upto: int, cursor: bytes, answer: Reply) -> None:
         if term != self._term:
             return
         interval_s = self._config.alert_interval_ms / 1000
@@ -177,7 +193,7 @@ class Alerts:
                 watch.cursor = cursor
             self._again(topic, watch, interval_s)
 
-        self._node.propose(encode_alerted(topic.name, upto), recorded)
+        self._node.publishing.propose(encode_alerted(topic.name, upto), recorded)
 
     def _again(self, topic: TopicState, watch: _Watch, wait_s: float) -> None:
         watch.scheduled = False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hadelay.api.text import format_instant
-from hadelay.codec.callreplies import CallReply
+from hadelay.codec.ackparts import CallReply
 from hadelay.codec.meta import OCTETS, Meta
 from hadelay.webhooks import signature
 
@@ -49,7 +49,7 @@ Call = Callable[[CallRequest, Done], None]
 
 
 class Facts(NamedTuple):
-    """Facts about the message in a call, besides the body."""
+    """Facts about a message that its webhook call states, besides the body."""
 
     id: str
     topic: str
@@ -87,6 +87,8 @@ def call_headers(
         headers["ce-subject"] = headers["hadelay-key"] = _escaped(meta.key)
     if meta.group is not None:
         headers["hadelay-group"] = _escaped(meta.group)
+    if meta.batch is not None:
+        headers["hadelay-batch"] = meta.batch
     if meta.tp is not None:
         headers["traceparent"] = meta.tp
     if meta.sch is not None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,19 +24,19 @@ import structlog
 
 from hadelay.api.service import Histogram
 from hadelay.api.text import format_instant
-from hadelay.codec.callreplies import CallReply
+from hadelay.codec.ackparts import CallReply
 from hadelay.codec.commands import encode_extend, encode_topic_put, uncounted
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
-from hadelay.ledger.copies import published_in
-from hadelay.ledger.topics import TopicState
+from hadelay.ledger.messages.copies import published_in
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import SEPARATOR, Event, encode_id
 from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
-from hadelay.server.webhooks.alerts import Alerts
+from hadelay.server.webhooks.alerts import TOPICS_AT_ONCE, Alerts
 from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_headers
 from hadelay.server.webhooks.queues import CallJob, Health, Report, Reports, Verdict, WebhookQueue, jobs_of
 from hadelay.settings.topic import BODILESS
@@ -61,7 +63,7 @@ class Pool:
     def __init__(self, node: Node, call: Call) -> None:
         self._node, self._config, self._call = node, node.config.webhooks, call
         self._runtime, self._delivery = node.runtime, node.delivery
-        self.reports = Reports(node.name, node.runtime, node.propose)
+        self.reports = Reports(node.name, node.runtime, node.publishing.propose, node.delivery.delays_of)
         self.queues: dict[int, WebhookQueue] = {}
         #: Queues whose jobs wait because of a limit of concurrent calls, in the order of their turns.
         self._turns: deque[WebhookQueue] = deque()
@@ -78,14 +80,23 @@ class Pool:
     @property
     def busy(self) -> bool:
         """Whether calls are under way, or their outcomes are not committed yet."""
-        return bool(self.in_flight or self.reports.busy or any(queue.held for queue in self.queues.values()))
+        return bool(self.in_flight or self.reports.busy or any(queue.leased for queue in self.queues.values()))
 
     def on_leader(self, term: int) -> None:
         self._term = term
         for queue in self.queues.values():
             queue.health = Health()
-        for topic in self._node.ledger.topics.all:
-            self.on_topic(topic)
+        self._look_at(term, iter(sorted(self._node.ledger.topics.webhooks | self.queues.keys())))
+
+    def _look_at(self, term: int, numbers: Iterator[int]) -> None:
+        """Start the queues of these topics, some per turn of the event loop."""
+        if term != self._term:
+            return
+        some = list(islice(numbers, TOPICS_AT_ONCE))
+        for number in some:
+            self.on_topic(self._node.ledger.topics[number])
+        if some:
+            self._runtime.call_soon(self._look_at, term, numbers)
 
     def on_follower(self) -> None:
         """Stop fetching messages; the dispatcher has answered the polls."""
@@ -111,14 +122,14 @@ class Pool:
             self._forget(queue)
 
     def _forget(self, queue: WebhookQueue) -> None:
-        if queue.removed and not queue.held and self.queues.get(queue.number) is queue:
+        if queue.removed and not queue.leased and self.queues.get(queue.number) is queue:
             del self.queues[queue.number]
 
     def _fetch(self, queue: WebhookQueue, request_id: bytes = b"") -> None:
         if not self._term or queue.removed:
             return
         most = queue.calls + queue.ahead(self._runtime.monotonic())
-        room = most - queue.held - sum(poll.max for poll in queue.polls)
+        room = most - queue.leased - sum(poll.max for poll in queue.polls)
         # Keep two polls, each for half of the queue's slots: one waits for due messages while the grant of the other is
         # being committed. A poll asks for at least a quarter of the slots, so that not each free slot causes a poll.
         while len(queue.polls) < 2 and room >= max(1, most // 4):
@@ -184,7 +195,7 @@ class Pool:
 
     def _may_call(self, job: CallJob) -> bool:
         """Whether the job's grant is committed, or no other node can have led since the grant. In interval mode
-        messages are fetched before their grants are committed: if this node was held up since then, the next leader may
+        messages are fetched before their grants are committed: if this node stood still since then, the next leader may
         have handed out the same messages."""
         node, (term, seq, *_) = self._node, job.lease
         return (term, seq) in node.ledger.grants or (term == self._term and node.raft.has_leader_lease())
@@ -230,7 +241,7 @@ class Pool:
             return False
         if 2 * self.in_flight < most:
             return True
-        busy = sum(1 for other in self.queues.values() if other.held)
+        busy = sum(1 for other in self.queues.values() if other.leased)
         return queue.calling < max(1, most // busy)
 
     def _read(self, queue: WebhookQueue, job: CallJob) -> bool:
@@ -281,9 +292,16 @@ class Pool:
         self.in_flight += 1
         self._hosts[host] += 1
         facts = Facts(
-            encode_id(job.first_id), queue.name, f"/{self._node.config.cluster.id}/topics/{queue.name}",
-            format_instant(job.deliver_at_ms), job.attempt, job.uncounted, job.redelivered, meta, published,
-        )  # fmt: skip
+            encode_id(job.first_id),
+            queue.name,
+            f"/{self._node.config.cluster.id}/topics/{queue.name}",
+            format_instant(job.deliver_at_ms),
+            job.attempt,
+            job.uncounted,
+            job.redelivered,
+            meta,
+            published,
+        )
         term, seq, position, _, _ = job.lease
         self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, queue.keys, extra, self._node.now_ms(), body)
@@ -305,7 +323,7 @@ class Pool:
             self._disable(queue)
         delay_ms = -1
         if answer.retry_after_ms is not None:
-            delay_ms = min(answer.retry_after_ms, self._node.ledger.settings.max_delay_ms)
+            delay_ms = min(answer.retry_after_ms, queue.longest_wait_ms, self._node.ledger.settings.max_delay_ms)
         kept = answer.kept
         if kept is not None and self._node.peers.full:
             kept = kept._replace(body=b"", truncated=bool(kept.body) or kept.truncated)
@@ -341,7 +359,7 @@ class Pool:
             # A message whose lease was lost, or is in doubt, is granted again when the lease has run out.
             self._next(queue)
 
-        self._node.propose(command, extended)
+        self._node.publishing.propose(command, extended)
 
     def _disable(self, queue: WebhookQueue) -> None:
         """Pause the topic, because its receiver answered 410. Fetched messages are nacked without a call."""
@@ -350,7 +368,7 @@ class Pool:
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == queue.webhook.url:
             log.warning("webhook_disabled", topic=queue.name, url=webhook.url)
             pause = {"paused": True, "paused_reason": GONE}
-            self._node.propose(encode_topic_put(queue.name, pause), lambda result, error: None)
+            self._node.publishing.propose(encode_topic_put(queue.name, pause), lambda result, error: None)
         while queue.jobs:
             self._settle(queue.jobs.popleft(), (uncounted(0), "HTTP 410"))
 
@@ -383,11 +401,11 @@ class Webhooks:
         self._changed: dict[int, TopicState] = {}
         #: Numbers of the topics with dead letters so far: only a topic's first dead letter is logged.
         self._died: set[int] = set()
-        node.on_topic = self.on_topic
+        node.delivery.watch, node.attention.health = self.on_topic, self.pool.health
         node.leadership.parts.append(self)
 
     def on_leader(self, term: int) -> None:
-        self._died = {topic.number for topic in self._node.ledger.topics.all if topic.settled[Event.DEAD]}
+        self._died = self._node.ledger.topics.died.copy()
         self.pool.on_leader(term)
         self.alerts.on_leader(term)
 

@@ -1,7 +1,7 @@
 """The queue of a topic with a webhook, and the reports of the outcomes of its calls."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.callreplies import CallReply, encode_replies
+from hadelay.codec.ackparts import CallReply, encode_replies
 from hadelay.codec.commands import encode_ack, encode_nack
+from hadelay.codec.formats import U32, Rows
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, LeaseResult
-from hadelay.codec.settlement import encode_settle
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
-from hadelay.ledger.topics import TopicState
-from hadelay.ledger.transitions import excused
+from hadelay.ledger.hours.retries import excused
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.settings.topic import TopicSettings, Webhook
+from hadelay.settings.topic import Exponential, TopicSettings, Webhook
 from hadelay.webhooks import key_of
 
 #: A lease as {term, seq, position, hour, index}, the fields of a LEASE row.
@@ -38,6 +38,9 @@ _AGAIN_S = 0.05
 _MARGIN_MS = 5_000
 #: Time kept free in a lease after its call, in seconds, to report the outcome.
 _REPORT_S = 2.0
+#: A Retry-After may ask for a wait of up to the longest wait of the topic's backoff, and of up to this time, in ms: a
+#: receiver's own limits may be slower than a short backoff.
+_RETRY_AFTER_MS = 3_600_000
 #: Lower bounds of two limits of a topic's webhook calls: calls begun at the same moment, and calls begun per second. A
 #: receiver gets up to twice as many calls per second as it answers. Calls that begin together time out together, and
 #: delay all other work of this thread.
@@ -145,6 +148,10 @@ class WebhookQueue:
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
+        backoff = settings.backoff
+        longest_ms = backoff.max_ms if isinstance(backoff, Exponential) else max(backoff, default=0)
+        #: Limit of the wait that a Retry-After may ask for: one wrong header would else park a message for years.
+        self.longest_wait_ms = max(longest_ms, _RETRY_AFTER_MS)
         #: Time in seconds that a lease must have left to begin a call: for the call, and to report its outcome.
         self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
@@ -168,7 +175,7 @@ class WebhookQueue:
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
     @property
-    def held(self) -> int:
+    def leased(self) -> int:
         """Count of messages that are leased for this queue."""
         return len(self.jobs) + self.calling + self.absent
 
@@ -192,13 +199,14 @@ class Reports:
     over: group commit takes it to the leader, so calls that were under way when this node lost the lead are settled
     too."""
 
-    def __init__(self, node: str, runtime: Runtime, propose: Propose) -> None:
-        self.node, self.runtime, self.propose = node, runtime, propose
+    def __init__(self, node: str, runtime: Runtime, propose: Propose, delays_of: Callable[[Rows], U32 | None]) -> None:
+        """delays_of: see DeliveryLoop.delays_of."""
+        self.node, self.runtime, self.propose, self._delays_of = node, runtime, propose, delays_of
         #: Outcomes that wait to be proposed, by verdict.
         self._waiting: dict[Verdict, list[Report]] = {}
         self._in_flight = 0
         self._resting = False
-        #: Number of leases lost before their outcome was committed: these messages are called again.
+        #: Number of leases lost before their outcome was committed: the webhook is called again for these messages.
         self.lost = 0
 
     @property
@@ -214,21 +222,21 @@ class Reports:
             return
         now = self.runtime.monotonic()
         waiting, self._waiting = self._waiting, {}
-        for verdict, told in waiting.items():
-            held = [one for one in told if one.ends > now]
-            self.lost += len(told) - len(held)
-            for part in _parts(held):
+        for verdict, reports in waiting.items():
+            leased = [one for one in reports if one.ends > now]
+            self.lost += len(reports) - len(leased)
+            for part in _parts(leased):
                 self._in_flight += 1
-                self.propose(self._command(verdict, part), partial(self._told, verdict, part))
+                self.propose(self._command(verdict, part), partial(self._answered, verdict, part))
 
     def _command(self, verdict: Verdict, part: list[Report]) -> bytes:
         rows = np.array([one.lease for one in part], LEASE)
+        delays = self._delays_of(rows)
         if verdict is not None:
-            return encode_nack(self.node, rows, *verdict)
-        ack, replies = encode_ack(self.node, rows), encode_replies([one.kept for one in part])
-        return encode_settle(ack, None, replies=replies) if replies else ack
+            return encode_nack(self.node, rows, *verdict, delays=delays)
+        return encode_ack(self.node, rows, replies=encode_replies([one.kept for one in part]), delays=delays)
 
-    def _told(self, verdict: Verdict, part: list[Report], result: Any, error: HadelayError | None) -> None:
+    def _answered(self, verdict: Verdict, part: list[Report], result: Any, error: HadelayError | None) -> None:
         self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
             # Propose the outcomes again: a lease that was settled the first time is reported as settled.

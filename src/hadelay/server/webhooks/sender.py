@@ -28,7 +28,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from hadelay.api.problems import retry_after_ms
-from hadelay.codec.callreplies import CallReply
+from hadelay.codec.ackparts import CallReply
 from hadelay.model import MAX_REPLY
 from hadelay.platform.tls import Certificates
 from hadelay.server.guard import Guard
@@ -85,7 +85,7 @@ class Sender:
         self._resolve = resolve or self._look_up
         #: Default header lines by name; a topic's own headers replace them.
         self._defaults = {"user-agent": f"User-Agent: {user_agent}\r\n", "accept": "Accept: */*\r\n"}
-        #: Calls under way.
+        #: Webhook calls under way.
         self.calls: set[_Call] = set()
         #: Idle connections by server, in the order in which they became idle.
         self._idle: dict[Endpoint, list[_Connection]] = {}

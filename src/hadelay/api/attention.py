@@ -1,0 +1,68 @@
+"""HTTP API types of the report of what needs attention."""
+
+from typing import Generic, Literal
+
+from hadelay.api.base import At, Document
+
+Kind = Literal[
+    "receiver",
+    "group",
+    "idle",
+    "deaths",
+    "schedule",
+    "drained",
+    "leader",
+    "member",
+    "shards",
+    "certificate",
+    "token",
+    "archive",
+    "backup",
+    "backlog",
+    "late",
+    "paused",
+    "upgrade",
+]
+#: Kinds of rows, in the order of the report.
+KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
+
+
+class Action(Document, frozen=True):
+    """A step to take next."""
+
+    text: str
+    #: Path of a page of the console, and a command line that does or shows the same.
+    href: str
+    command: str
+
+
+class Row(Document, Generic[At], frozen=True):
+    """One problem. Every member is always sent, but `topic` and `message`."""
+
+    kind: Kind
+    #: bad: messages are not handled, or the cluster is at risk. warn: look at it today.
+    severity: Literal["bad", "warn"]
+    #: Kind and name of the thing that has the problem. Rows about a group have the group's name.
+    what: Literal["topic", "schedule", "group", "node", "cluster"]
+    name: str
+    sentence: str
+    #: Size of the problem: messages, calls, entries, days; the sentence says what it counts.
+    number: int
+    #: Begin of the problem; None: unknown.
+    since: At | None
+    actions: list[Action]
+    #: Topic of a row about a topic, a group or a schedule.
+    topic: str = ""
+    #: Id of the message that the others of a group wait for.
+    message: str = ""
+
+
+class Attention(Document, Generic[At], frozen=True):
+    """Problems of the cluster, its topics and schedules, the worst first. Empty `rows`: all is well."""
+
+    cluster_id: str
+    #: Cluster time of the report.
+    time: At
+    rows: list[Row[At]]
+    #: Kind → number of its rows that were left out: the report has at most 100 rows of a kind.
+    more: dict[str, int]

@@ -1,0 +1,83 @@
+"""Copies access tokens to a shard that joins a map, by their hashes: no secret of a token is known to anyone but its
+owner. A copy may be repeated, and takes no token away."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from hadelay.api.text import parse_instant
+from hadelay.cli.output import Remote
+from hadelay.cli.remote import call
+from hadelay.errors import Conflict, Unauthorized
+
+
+class Copied(NamedTuple):
+    """Tokens by id → name. made: the new copies. left: tokens for AWS SDKs, which the new shard does not get. unknown:
+    tokens of the new shard that the other shard does not know."""
+
+    made: dict[str, str]
+    left: dict[str, str]
+    unknown: dict[str, str]
+
+
+def copy(source: Remote, to: Remote, shard: int, bootstrap: str = "") -> Copied:
+    """Create the living tokens of `source` in the shard at `to`. bootstrap: the bootstrap token of that shard, for the
+    first token there. Raises Unauthorized if the shard knows neither token."""
+    known = _tokens(source)
+    now_ms = _now_ms(source)
+    own = known.get(hashlib.sha256(source.token.strip().encode()).hexdigest())
+    made = {}
+    if own is not None and _introduced(to, shard, own, now_ms, bootstrap):
+        made[own["id"]] = own["name"]
+    there, chosen = _tokens(to), _chosen(to)
+    missing = [one for one in known.values() if not one["expired"] and one["hash"] not in there]
+    left = {one["id"]: one["name"] for one in missing if one["aws"]}
+    for one in missing:
+        if not one["aws"]:
+            call(to, "POST", "/v1/tokens", _document(one, now_ms), needs="id", query=chosen)
+            made[one["id"]] = one["name"]
+    unknown = {one["id"]: one["name"] for digest, one in there.items() if digest not in known and not one["expired"]}
+    return Copied(made, left, unknown)
+
+
+def _introduced(to: Remote, shard: int, own: Mapping[str, Any], now_ms: int, bootstrap: str) -> bool:
+    """Make the own token known in the new shard: with itself, which may be the bootstrap token there, or with the
+    bootstrap token. Returns whether it was unknown."""
+    document = _document(own, now_ms)
+    for by in (to, replace(to, token=bootstrap)) if bootstrap else (to,):
+        try:
+            call(by, "POST", "/v1/tokens", document, needs="id")
+            return True
+        except Conflict:
+            return False
+        except Unauthorized as error:
+            refused = error
+    raise Unauthorized(
+        f"shard {shard} does not know your token: start its nodes with security.bootstrap_token_hash, and give the "
+        f"bootstrap token in HADELAY_BOOTSTRAP_TOKEN ({refused.detail})"
+    )
+
+
+def _document(token: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    document = {"name": token["name"], "scopes": token["scopes"], "hash": token["hash"]}
+    if token["expires_at"] is not None:
+        document["lifetime"] = f"{max(1, parse_instant('expires_at', token['expires_at']) - now_ms)}ms"
+    return document
+
+
+def _tokens(at: Remote) -> dict[str, dict[str, Any]]:
+    """Tokens of the shard at this address, by hash."""
+    query = {"hashes": True, **_chosen(at)}
+    return {one["hash"]: one for one in call(at, "GET", "/v1/tokens", needs="tokens", query=query)["tokens"]}
+
+
+def _chosen(at: Remote) -> dict[str, int]:
+    """The query that names the shard at this address, if it is a shard of its map."""
+    shard = call(at, "GET", "/v1/shards", needs="cluster_id")["shard"]
+    return {} if shard is None else {"shard": shard}
+
+
+def _now_ms(at: Remote) -> int:
+    """Cluster time of the shard at this address: tokens expire by it."""
+    return parse_instant("time", call(at, "GET", "/v1/cluster", needs="members")["time"])

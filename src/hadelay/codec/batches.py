@@ -1,0 +1,151 @@
+"""Batches with one completion callback, as the log and the tables hold them: specification, state, commands 60 to 63.
+
+docs/spec/commands.md has the fields of each command with an example, docs/spec/lifecycle.md the life of a batch.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta as Bounds
+
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.meta import unpack
+from hadelay.codec.packed import U8, U32, U64, Name, Packed
+from hadelay.codec.wire import WireReader, frame
+
+#: Limit of the members that one BATCH_STEP cancels.
+MAX_STEP = 500
+#: Limits: bytes of a callback's body and of its meta map; lifetime of an unfinished batch in ms; failures that a batch
+#: remembers.
+MAX_BODY, MAX_META = 16 << 10, 8 << 10
+MAX_LIFETIME_MS = 366 * 86_400_000
+MAX_FAILURES = 1_000
+#: Time for which a batch is kept after its end, in ms.
+KEPT_MS = 7 * 86_400_000
+#: Bits of State.flags. ENDED: all members are settled, or the lifetime is over. EXPIRED: the lifetime ended first.
+#: REFUSED: the callback could not be published.
+SEALED, CANCELLED, ENDED, EXPIRED, REFUSED = 1, 2, 4, 8, 16
+
+
+class On(IntEnum):
+    """Which outcome of a batch publishes the callback, once all members are settled."""
+
+    #: Any outcome.
+    COMPLETE = 0
+    #: Every member was acked, and the batch was not cancelled.
+    SUCCESS = 1
+    #: A member became a dead letter.
+    DEATH = 2
+
+
+class Spec(Packed, frozen=True):
+    #: Topic of the callback.
+    topic: Name
+    on: Annotated[int, Bounds(ge=0, le=int(max(On)))]
+    #: Of the callback: delay, and TTL (0: the topic's), in ms; tag mask; meta map; body (None: a JSON document).
+    delay_ms: U64
+    ttl_ms: U64
+    tag_mask: U64
+    meta: Annotated[bytes, Bounds(max_length=MAX_META)]
+    body: Annotated[bytes, Bounds(max_length=MAX_BODY)] | None
+    #: Limit of the time from the opening to the end, in ms.
+    lifetime_ms: Annotated[int, Bounds(gt=0, le=MAX_LIFETIME_MS)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            unpack(self.meta)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(f"the meta of a callback must be a meta map: {error}") from error
+
+
+class Open(Packed, frozen=True):
+    #: Name of the token of the request; "" without tokens.
+    by: str
+    key: Name
+    spec: Spec
+
+
+class Seal(Packed, frozen=True):
+    key: Name
+
+
+class Cancel(Packed, frozen=True):
+    key: Name
+
+
+class Step(Packed, frozen=True):
+    """BATCH_STEP: cancel those of these messages that wait and are members of cancelled batches."""
+
+    #: Number of BATCH_CANCELs whose members are all found, with this step; 0: the search goes on.
+    searched: U64
+    ids: Annotated[Sequence[U64], Bounds(max_length=MAX_STEP)]
+
+
+class Stored(Packed, frozen=True):
+    """What BATCH_OPEN wrote; never changed."""
+
+    key: Name
+    #: Name of the token that opened the batch; "" without tokens.
+    creator: str
+    spec: Spec
+
+
+class State(Packed, frozen=True):
+    flags: U8 = 0
+    #: Number of members, and numbers of settled members by outcome.
+    joined: U64 = 0
+    acked: U64 = 0
+    dead: U64 = 0
+    expired: U64 = 0
+    cancelled: U64 = 0
+    #: Number of remembered failures.
+    failures: U32 = 0
+    #: Times in Unix ms; 0: not yet.
+    opened_ms: U64 = 0
+    sealed_ms: U64 = 0
+    ended_ms: U64 = 0
+    #: Time at which an unfinished batch expires, or a finished one is forgotten.
+    until_ms: U64 = 0
+    #: Id of the callback; 0 without one.
+    callback: U64 = 0
+
+    @property
+    def settled(self) -> int:
+        return self.acked + self.dead + self.expired + self.cancelled
+
+    @property
+    def complete(self) -> bool:
+        """Whether no message can join any more, and all members are settled."""
+        return bool(self.flags & SEALED) and self.settled == self.joined
+
+    def calls_back(self, on: int) -> bool:
+        """Whether the outcome of a complete batch publishes its callback."""
+        succeeded = self.acked == self.joined and not self.flags & CANCELLED
+        return {On.SUCCESS: succeeded, On.DEATH: self.dead > 0}.get(On(on), True)
+
+
+def encode_open(key: str, spec: Spec, by: str = "") -> bytes:
+    return frame(Command.BATCH_OPEN, Open(by, key, spec).pack())
+
+
+def encode_seal(key: str) -> bytes:
+    return frame(Command.BATCH_SEAL, Seal(key).pack())
+
+
+def encode_cancel(key: str) -> bytes:
+    return frame(Command.BATCH_CANCEL, Cancel(key).pack())
+
+
+def encode_step(searched: int, ids: Sequence[int]) -> bytes:
+    return frame(Command.BATCH_STEP, Step(searched, ids).pack())
+
+
+DECODERS: dict[int, Callable[[WireReader], Any]] = {
+    Command.BATCH_OPEN: Open.read,
+    Command.BATCH_SEAL: Seal.read,
+    Command.BATCH_CANCEL: Cancel.read,
+    Command.BATCH_STEP: Step.read,
+}

@@ -1,0 +1,151 @@
+"""The answers on one connection to a node of another shard: where an answer ends, and whether the connection may carry
+another request.
+
+No I/O happens here: pool.py feeds the bytes that arrive. Bytes of one answer must never reach another client, so this
+reader is strict. It accepts what nodes send, an HTTP/1.1 head with one Content-Length, and refuses anything else,
+chunked bodies too. After a refusal, or half an answer, the connection has ended for good.
+"""
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+#: Size limits, in bytes: of the head of an answer, and of its body. Nodes keep an answer in memory, too.
+_MAX_HEAD, MAX_BODY = 16 << 10, 256 << 20
+_BEGIN = b"HTTP/1.1 "
+_STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) [\x20-\x7e\x80-\xff]*\r\n")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)\r\n")
+_DIGITS = re.compile(rb"\d{1,15}")
+_NO_CONTENT, _NOT_MODIFIED = 204, 304
+
+
+class Odd(Exception):
+    """The bytes are no answer to the request. The connection must be closed."""
+
+
+class TooLong(Odd):
+    """The answer is longer than MAX_BODY."""
+
+
+class WholeAnswer(NamedTuple):
+    """An answer of which every byte has arrived. head: status line and header lines without those of the connection,
+    each with its line break. fields: header values by name in lower case."""
+
+    status: int
+    fields: dict[bytes, bytes]
+    head: bytes
+    body: bytes
+
+
+class State(Enum):
+    #: No request is under way, and the next one may be sent.
+    IDLE = 0
+    #: A request is sent, and its answer has not arrived as a whole.
+    ASKED = 1
+    #: Nothing may be sent any more.
+    ENDED = 2
+
+
+class Exchange:
+    """State of one connection, which carries one request at a time."""
+
+    __slots__ = ("_head", "_keep", "_missing", "_pieces", "_seen", "state")
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+        #: Bytes of a head that has not arrived as a whole.
+        self._head = b""
+        #: Status, fields and bytes of the head; None until it has arrived.
+        self._seen: tuple[int, dict[bytes, bytes], bytes] | None = None
+        #: Pieces of the body so far, and number of bytes that are missing.
+        self._pieces: list[bytes] = []
+        self._missing = 0
+        self._keep = False
+
+    def begin(self) -> None:
+        """A request is sent, which is no HEAD: its answer has the body that its head says."""
+        assert self.state is State.IDLE, "a connection carries one request at a time"
+        self.state = State.ASKED
+        self._head, self._seen, self._pieces = b"", None, []
+
+    def end(self) -> None:
+        """The connection is closed, or its request is given up."""
+        self.state = State.ENDED
+
+    def feed(self, data: bytes) -> WholeAnswer | None:
+        """Read bytes that arrived; returns the answer once it is whole. Raises Odd."""
+        if self.state is not State.ASKED:
+            self.state = State.ENDED
+            raise Odd("bytes arrived that no request asked for")
+        # Until the answer is whole, every way out of this function ends the connection.
+        self.state = State.ENDED
+        whole = self._read(data)
+        if whole is None:
+            self.state = State.ASKED
+        elif self._keep:
+            self.state = State.IDLE
+        return whole
+
+    def _read(self, data: bytes) -> WholeAnswer | None:
+        if self._seen is None:
+            data = self._head + data
+            end = data.find(b"\r\n\r\n", max(0, len(self._head) - 3))
+            if (end if end >= 0 else len(data)) > _MAX_HEAD:
+                raise Odd(f"the head of an answer has more than {_MAX_HEAD} bytes")
+            if end < 0:
+                if not data.startswith(_BEGIN[: len(data)]):
+                    raise Odd("the answer is not HTTP/1.1")
+                self._head = data
+                return None
+            self._seen = self._parse(data[: end + 2])
+            data = data[end + 4 :]
+        missing = self._missing = self._missing - len(data)
+        if missing < 0:
+            raise Odd("the answer is longer than its head says")
+        self._pieces.append(data)
+        if missing:
+            return None
+        return WholeAnswer(*self._seen, b"".join(self._pieces))
+
+    def _parse(self, head: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Status, fields by name in lower case, and lines to pass on. head: up to the last line's end."""
+        line = _STATUS.match(head)
+        if line is None:
+            raise Odd("the status line of the answer is malformed")
+        status, at = int(line[1]), line.end()
+        fields: dict[bytes, bytes] = {}
+        kept = head[:at]
+        while at < len(head):
+            field = _FIELD.match(head, at)
+            if field is None:
+                raise Odd("a header line of the answer is malformed")
+            name, at = field[1].lower(), field.end()
+            if name in fields:
+                raise Odd(f"the answer has two headers {name.decode()}")
+            fields[name] = field[2].rstrip(b" \t")
+            if name not in _CONNECTION:
+                kept += field[0]
+        self._keep = fields.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+        self._missing = self._length(status, fields)
+        return status, fields, kept
+
+    def _length(self, status: int, fields: dict[bytes, bytes]) -> int:
+        """Number of bytes of the body."""
+        given = fields.get(b"content-length")
+        if not fields.keys().isdisjoint(_REFRAMING) or status == _NOT_MODIFIED:
+            raise Odd("the answer has another framing than Content-Length")
+        if given is None and status == _NO_CONTENT:
+            return 0
+        if given is None or not _DIGITS.fullmatch(given):
+            raise Odd("the answer has no valid Content-Length")
+        length = int(given)
+        if status == _NO_CONTENT and length:
+            raise Odd("an answer without content has a body")
+        if length > MAX_BODY:
+            raise TooLong(f"the answer has {length} bytes; at most {MAX_BODY} are forwarded")
+        return length
+
+
+#: Headers of one connection, which are not passed on; and headers that would end a body in another way.
+_CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection"))
+_REFRAMING = frozenset((b"transfer-encoding", b"upgrade", b"trailer"))

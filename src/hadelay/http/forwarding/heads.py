@@ -1,0 +1,92 @@
+"""The head of a request that is forwarded: what the client sent, without the headers of its own connection.
+
+The owner sees the client's token, and checks it again. `Hadelay-Shard` names the shard and the version of the map by
+which the request was forwarded; a request with this header is never forwarded again.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hadelay.errors import BadRequest
+
+#: Header of requests that are forwarded, and of all answers of nodes with a shard map.
+SHARD = "Hadelay-Shard"
+_VALUE = re.compile(r"(\d{1,3}); map=(\d{1,19})")
+_TARGET = re.compile(r"/[!\"$-~]*")
+_NAME, _TEXT = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+#: Headers of one connection (RFC 9110, 7.6.1), and headers that are written anew for the owner's connection.
+_HOP = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length", b"via", b"hadelay-shard",
+    )
+)  # fmt: skip
+#: Headers by which a browser names the page that it asks for. This node has compared them with its own host name.
+_SITE = frozenset((b"origin", b"sec-fetch-site", b"x-forwarded-host"))
+
+
+class ForwardHead(NamedTuple):
+    """A request's head, for every node that it may be sent to."""
+
+    method: str
+    #: Request line; and header lines besides Host, Hadelay-Shard and Content-Length, each with its line break.
+    line: bytes
+    lines: bytes
+    #: Whether the request may be sent again if its outcome is unknown: it changes nothing, or has an Idempotency-Key.
+    repeatable: bool
+    #: Time that the owner may wait before it answers, as the request asks, in seconds.
+    wait_s: float = 0.0
+
+    @property
+    def reads(self) -> bool:
+        return self.method == "GET"
+
+    def data(self, host: str, shard: int, version: int, body: bytes) -> bytes:
+        """Bytes of the request, for a node at `host` (with its port) of this shard, by this version of the map."""
+        return b"%bHost: %b\r\n%bHadelay-Shard: %d; map=%d\r\nContent-Length: %d\r\n\r\n%b" % (
+            self.line, host.encode(), self.lines, shard, version, len(body), body
+        )  # fmt: skip
+
+
+def forward_head(
+    method: str,
+    target: str,
+    fields: Iterable[tuple[bytes, bytes]],
+    node: str,
+    *,
+    wait_s: float = 0.0,
+    keyed: bool = False,
+) -> ForwardHead:
+    """Head to forward. A HEAD is sent as a GET, so that each answer has the body that its head says. target: path and
+    query. node: name of this node. keyed: whether the outcome is remembered under an Idempotency-Key. Raises BadRequest
+    for bytes that a node might read as more than one header or request."""
+    if not _TARGET.fullmatch(target):
+        raise BadRequest("the path and query must be percent-encoded ASCII")
+    fields = list(fields)
+    dropped = _HOP | _SITE
+    for name, value in fields:
+        if name.lower() == b"connection":
+            dropped |= {option.strip().lower() for option in value.split(b",")}
+    lines, via, key = b"", b"", False
+    for name, value in fields:
+        small = name.lower()
+        if not _NAME.fullmatch(name) or not _TEXT.fullmatch(value):
+            raise BadRequest(f"header {name[:80]!r} has characters that a header must not have")
+        if small == b"via":
+            via += value + b", "
+        if small not in dropped:
+            key = key or small == b"idempotency-key"
+            lines += b"%b: %b\r\n" % (name, value)
+    lines += b"Via: %b1.1 %b\r\n" % (via, node.encode())
+    method = "GET" if method == "HEAD" else method
+    line = f"{method} {target} HTTP/1.1\r\n".encode()
+    return ForwardHead(method, line, lines, (keyed and key) or method == "GET", wait_s)
+
+
+def shard_of(value: str) -> tuple[int, int]:
+    """Shard and version of the map in a `Hadelay-Shard` header of a forwarded request. Raises BadRequest."""
+    found = _VALUE.fullmatch(value)
+    if found is None:
+        raise BadRequest(f"header {SHARD}: {value[:40]!r}: nodes write a shard and the version of their map, 2; map=17")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,220 @@
+"""Requests that concern all shards: each shard answers the request as it is, and the answers become one.
+
+    merged(…)   a list: rows of all shards; one that does not answer fails the request, or is named in `missing`
+    wherever    a name that one of the shards knows: that shard's answer
+    in_all      a change that each shard may carry out: done once all shards have done it
+    of_one      refused until the request names a shard
+
+A route names one of them (`Route.shards`). Shards check the token each for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from hadelay.api.problems import NONSENSE
+from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.http.answers import Answer
+from hadelay.http.call import Call
+from hadelay.http.parts import all_parts, ask_shard, failure_of_all
+
+#: Limit of rows whose order is decoded before other requests have their turn.
+_ROWS_AT_ONCE = 500
+#: Members of each shard's list, by shard; their values are still encoded, in the form that the client accepts.
+Lists = dict[int, dict[str, msgspec.Raw]]
+#: Makes the members of the whole list.
+Combine = Callable[[Call, Lists], Awaitable[dict[str, Any]]]
+Over = Callable[[Call], Awaitable[Answer]]
+
+
+async def ask_all(call: Call, more: str = "") -> dict[int, Answer | HadelayError]:
+    """Ask each shard of the map, this one included: shard → its answer, or its error. more: an option for the query of
+    the requests to other shards, such as cursors=true; it replaces the client's own."""
+    router = call.router
+    assert router is not None
+    assert router.here is not None
+    others, target = router.others(), call.target
+    if more:
+        target = _with_option(target, more)
+    asking: list[Awaitable[Answer]] = [_here(call, router.here)]
+    asking += [ask_shard(call, to, target=target) for to in others]
+    found = await all_parts(asking)
+    return dict(sorted(zip([router.here, *(to.shard for to in others)], found, strict=True)))
+
+
+def _with_option(target: str, option: str) -> str:
+    """A path and query with this option, which replaces all of its name."""
+    path, _, query = target.partition("?")
+    name = option.partition("=")[0]
+    pairs = [pair for pair in query.split("&") if pair and unquote_plus(pair.partition("=")[0]) != name]
+    return f"{path}?{'&'.join([*pairs, option])}"
+
+
+async def _here(call: Call, shard: int) -> Answer:
+    try:
+        return await call.route.handler(call)  # type: ignore[no-any-return]
+    except HadelayError as error:
+        if error.retryable:
+            error.detail = f"shard {shard}: {error.detail}"
+        raise
+
+
+# --- lists
+
+
+def merged(combine: Combine, more: str = "") -> Over:
+    """A list over all shards. combine: makes one list of theirs. more: option for the query of other shards."""
+
+    async def answer(call: Call) -> Answer:
+        lists, missing = await _lists(call, more)
+        document = await combine(call, lists)
+        return call.answer({**document, "missing": missing} if missing else document)
+
+    return answer
+
+
+async def _lists(call: Call, more: str) -> tuple[Lists, list[int]]:
+    """(lists by shard, shards without an answer). Raises the refusal of this shard, and the error of any shard unless a
+    partial list will do."""
+    found, lists, errors = await ask_all(call, more), Lists(), dict[int, HadelayError]()
+    for shard, one in found.items():
+        try:
+            lists[shard] = _decoded(call, shard, one)
+        except HadelayError as error:
+            errors[shard] = error
+    assert call.router is not None
+    own = None if call.router.here is None else errors.get(call.router.here)
+    if own is not None and not own.retryable:
+        raise own
+    if errors and not (lists and call.query.partial):
+        raise next(iter(errors.values()))
+    return lists, list(errors)
+
+
+def _decoded(call: Call, shard: int, answer: Answer | HadelayError) -> dict[str, msgspec.Raw]:
+    if isinstance(answer, HadelayError):
+        raise answer
+    try:
+        return call.decode(answer.body, dict[str, msgspec.Raw])
+    except NONSENSE as error:
+        what = f"shard {shard}: its answer is not that of a node ({error})"
+        raise NoLeader(what, retry_after_ms=200) from None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of lists. member: of the document, with the rows. kind: the members of a row that its order needs."""
+
+    member: str
+    kind: type
+    order: Callable[[Any], Any]
+
+    async def of(self, call: Call, lists: Lists) -> list[tuple[Any, msgspec.Raw]]:
+        """(order, encoded row) of all rows, sorted."""
+        found = list[tuple[Any, msgspec.Raw]]()
+        for one in lists.values():
+            rows = call.decode(one[self.member], list[msgspec.Raw])
+            for first in range(0, len(rows), _ROWS_AT_ONCE):
+                found += [(self.order(call.decode(row, self.kind)), row) for row in rows[first : first + _ROWS_AT_ONCE]]
+                await asyncio.sleep(0)
+        found.sort(key=itemgetter(0))
+        return found
+
+    def whole(self, most: int | None = None) -> Combine:
+        """Combines lists without pages. most: limit of rows."""
+
+        async def combine(call: Call, lists: Lists) -> dict[str, Any]:
+            return {self.member: [row for _, row in (await self.of(call, lists))[:most]]}
+
+        return combine
+
+
+class _Placed(NamedTuple):
+    """A row of a page. position: of its cursor, by which pages are sorted."""
+
+    position: bytes
+    cursor: str
+    row: msgspec.Raw
+
+
+def page(rows: Iterable[tuple[str, msgspec.Raw]], lists: Lists, call: Call, position: Callable[[str], bytes]) -> Page:
+    """A page of all shards, made of a page of each. A cursor is a position in the order of the list, which means the
+    same in each shard: the page ends where the first page of a shard ends that another one follows. Rows of equal
+    position stay on one page, even beyond its limit: the cursor behind one of them is behind all. rows: (cursor behind
+    the row, row). position: of a cursor."""
+    ends = [str(cursor) for one in lists.values() if (cursor := call.decode(one["cursor"], object)) is not None]
+    end = min(ends, key=position, default=None)
+    placed = sorted((_Placed(position(cursor), cursor, row) for cursor, row in rows), key=itemgetter(0))
+    if end is not None:
+        last = position(end)
+        placed = [one for one in placed if one.position <= last]
+    count = call.query.limit
+    while 0 < count < len(placed) and placed[count].position == placed[count - 1].position:
+        count += 1
+    kept = placed[:count]
+    return Page(
+        [one.row for one in kept], [one.cursor for one in kept], kept[-1].cursor if placed[len(kept) :] else end
+    )
+
+
+class Page(NamedTuple):
+    rows: list[msgspec.Raw]
+    #: Cursor behind each row.
+    cursors: list[str]
+    #: Cursor of the next page; None: no more.
+    cursor: str | None
+
+
+# --- names, and changes
+
+
+async def wherever(call: Call) -> Answer:
+    """The answer of the shard that knows the name in the path. All are asked, because no map says which one it is; the
+    others answer 404."""
+    found = await ask_all(call)
+    answers = {shard: one for shard, one in found.items() if isinstance(one, Answer)}
+    if len(answers) > 1:
+        raise in_several(answers)
+    for answer in answers.values():
+        return answer
+    own, found = found, {shard: one for shard, one in found.items() if not isinstance(one, NotFound)}
+    if not found and call.router is not None and call.router.here is not None:
+        found = {call.router.here: own[call.router.here]}
+    errors = [one for one in found.values() if isinstance(one, HadelayError)]
+    # A refusal is of the shard that has the name. Without one, the shard without an answer may have it.
+    raise min(errors, key=lambda error: (error.retryable, error.outcome_known))
+
+
+def in_several(shards: Iterable[int]) -> Conflict:
+    """The refusal of a request for a name that several shards have."""
+    return Conflict(f"shards {', '.join(map(str, shards))} have this name: choose one with ?shard=")
+
+
+async def in_all(call: Call) -> Answer:
+    """A change that does nothing in shards that know nothing of it. Repeating it is harmless."""
+    found = list((await ask_all(call)).values())
+    if (error := failure_of_all(found)) is not None:
+        raise error
+    return next(one for one in found if isinstance(one, Answer))
+
+
+async def at(call: Call, owner: int | None) -> Answer:
+    """The answer of one shard. owner: None for this one."""
+    if owner is None:
+        return await call.route.handler(call)  # type: ignore[no-any-return]
+    assert call.router is not None
+    return await call.forward(call.router.destination(owner))
+
+
+async def of_one(call: Call) -> NoReturn:
+    """Refuses a request of one shard that does not say of which."""
+    assert call.router is not None
+    what = "is of one shard, and there are several: name a shard of the map with ?shard="
+    raise Impossible(f"{call.route.method} {call.route.path} {what} ({call.router.all})")

@@ -1,0 +1,231 @@
+"""Requests of which parts belong to several shards: leases, and batches of messages.
+
+Each part goes to its own shard, all at once, with the client's headers: its token, and its Idempotency-Key. A repeated
+request is divided alike, because a topic stays in its shard, so each shard sees its own part again under the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import asdict
+
+from hadelay.api.problems import NONSENSE, refusal
+from hadelay.api.publishing import BatchResult, BatchResults
+from hadelay.api.publishrequest import UsualItem
+from hadelay.errors import HadelayError, Impossible, OutcomeUnknown
+from hadelay.http.answers import JSON, MSGPACK, Answer
+from hadelay.http.call import Call
+from hadelay.http.decoding import MSGPACK_NAMES
+from hadelay.http.forwarding.forwarder import Destination
+from hadelay.http.forwarding.heads import forward_head
+from hadelay.http.sharding import KEYED, ShardRouter
+
+T = TypeVar("T")
+#: Headers of the whole request that a part has of its own.
+_OF_THE_WHOLE = frozenset((b"accept", b"content-type"))
+
+
+async def ask_shard(
+    call: Call, to: Destination, *, method: str = "", target: str = "", part: tuple[bytes, str] | None = None
+) -> Answer:
+    """Send a request to a shard with the client's headers; returns the answer. method, target: default: as the client
+    sent them. part: (body, media type) in place of the client's body; the answer is JSON then. Raises HadelayError,
+    also for a refusal."""
+    fields, body = call.request.raw_headers, call.data or b""
+    if part is not None:
+        body, kind = part
+        fields = [field for field in fields if field[0].lower() not in _OF_THE_WHOLE]
+        fields += [(b"Content-Type", kind.encode()), (b"Accept", JSON.encode())]
+    method, keyed = method or call.request.method, call.route.name in KEYED
+    head = forward_head(method, target or call.target, fields, call.service.node, keyed=keyed)
+    answer = await call.context.forwarder.answer(to, head, body)
+    if not 200 <= answer.status < 300:
+        error = refusal(f"shard {to.shard}", head.method, answer.status, answer.headers, answer.body)
+        error.detail = f"shard {to.shard}: {error.detail}"
+        raise error
+    return answer
+
+
+async def ask_part(call: Call, to: Destination, body: bytes, kind: str, document: type[T]) -> T:
+    """Send a part to its shard; returns the answer, decoded; None for an answer without content. kind: media type of
+    the body. Raises HadelayError."""
+    answer = await ask_shard(call, to, part=(body, kind))
+    try:
+        return msgspec.json.decode(answer.body or b"null", type=document)
+    except NONSENSE as error:
+        what = f"shard {to.shard}: its answer is not that of a node ({error})"
+        raise OutcomeUnknown(what) from None
+
+
+async def all_parts(parts: Iterable[Awaitable[T]]) -> list[T | HadelayError]:
+    """Results of all parts, each an error if the part failed. Cancelling gives up all of them."""
+    found = await asyncio.gather(*parts, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, HadelayError):
+            raise one
+    return found  # type: ignore[return-value]
+
+
+def failure_of_all(found: Sequence[object]) -> HadelayError | None:
+    """The error of a request that is done only if each part is done; None if all are. An unknown outcome goes first."""
+    errors = [one for one in found if isinstance(one, HadelayError)]
+    if not errors:
+        return None
+    first = min(errors, key=lambda error: error.outcome_known)
+    if len(errors) == len(found) or not first.outcome_known:
+        return first
+    return OutcomeUnknown(f"a part of the request is done, and another part is not: {first.detail}")
+
+
+# --- leases
+
+
+class _Result(msgspec.Struct):
+    outcome: str
+
+
+class _Results(msgspec.Struct):
+    results: list[_Result]
+
+
+async def settle(call: Call, router: ShardRouter, here: Callable[[list[int]], Awaitable[list[str]]]) -> list[str]:
+    """Ack, nack or extend leases at the shards that issued them; returns the outcome of each lease. here: settles the
+    leases at these positions at this shard. Raises the error of a part: repeating the request is harmless."""
+    leases: list[str] = call.body.leases
+    shares: dict[int | None, list[int]] = {}
+    for place, lease in enumerate(leases):
+        shares.setdefault(router.of_lease(lease), []).append(place)
+
+    async def elsewhere(shard: int, places: list[int]) -> list[str]:
+        kind = MSGPACK if call.media_type in MSGPACK_NAMES else JSON
+        body = _part_of_leases(call.data or b"", kind, leases, places)
+        answer = await ask_part(call, router.destination(shard), body, kind, _Results)
+        if len(answer.results) != len(places):
+            raise OutcomeUnknown(f"shard {shard}: {len(answer.results)} outcomes of {len(places)} leases")
+        return [result.outcome for result in answer.results]
+
+    found = await all_parts(
+        here(places) if shard is None else elsewhere(shard, places) for shard, places in shares.items()
+    )
+    if (error := failure_of_all(found)) is not None:
+        raise error
+    outcomes = [""] * len(leases)
+    for places, some in zip(shares.values(), found, strict=True):
+        assert not isinstance(some, HadelayError)
+        for place, outcome in zip(places, some, strict=True):
+            outcomes[place] = outcome
+    return outcomes
+
+
+def _part_of_leases(data: bytes, kind: str, leases: list[str], places: list[int]) -> bytes:
+    """The request's body with the leases at these positions alone, and their results. Other values stay as sent."""
+    form: Any = msgspec.msgpack if kind == MSGPACK else msgspec.json
+    document: dict[str, Any] = form.decode(data, type=dict[str, msgspec.Raw])
+    document["leases"] = [leases[place] for place in places]
+    if "results" in document:
+        results = form.decode(document["results"], type=list[msgspec.Raw] | None)
+        document["results"] = None if results is None else [results[place] for place in places]
+    return form.encode(document)  # type: ignore[no-any-return]
+
+
+# --- batches
+
+
+class Division:
+    """The items of a batch by their shards. Items of this shard, and wrong ones, are published here."""
+
+    def __init__(self, call: Call, router: ShardRouter) -> None:
+        self._call, self._router = call, router
+        self._msgpack = call.media_type in MSGPACK_NAMES
+        self._owners: dict[str, int | None] = {}
+        #: Positions of the items of this shard; and of each other shard, with the encoded items.
+        self.here: list[int] = []
+        self.elsewhere: dict[int, tuple[list[int], list[bytes]]] = {}
+        self.total = 0
+        #: Batch with a callback that items join → the owners of these items' topics.
+        self._joined: dict[str, set[int | None]] = {}
+
+    def take(self, items: list[Any]) -> list[Any]:
+        """Take the next items of the batch; returns those that are published here."""
+        owners, here = self._owners, []
+        for place, item in enumerate(items, self.total):
+            if isinstance(item, HadelayError):
+                owner = None
+            elif item.topic in owners:
+                owner = owners[item.topic]
+            else:
+                owner = owners[item.topic] = self._router.owner(item.topic)
+            if (batch := getattr(item, "batch", None)) is not None:
+                self._joined.setdefault(batch, set()).add(owner)
+            if owner is None:
+                self.here.append(place)
+                here.append(item)
+            else:
+                places, encoded = self.elsewhere.setdefault(owner, ([], []))
+                places.append(place)
+                encoded.append(self._encoded(item))
+        self.total += len(items)
+        return here
+
+    def _encoded(self, item: Any) -> bytes:
+        if type(item) is UsualItem:
+            return msgspec.msgpack.encode(item)
+        found = {name: value for name, value in asdict(item).items() if not _is_absent(name, value)}
+        return msgspec.msgpack.encode(found) if self._msgpack else msgspec.json.encode(found)
+
+    def check(self) -> None:
+        """Raise Impossible for items that join one batch in several shards: nothing of the request is stored then."""
+        for name, owners in self._joined.items():
+            if len(owners) > 1:
+                raise Impossible(
+                    f"batch: items join the batch {name[:80]!r} in several shards, and a batch counts the messages of "
+                    "its own shard alone: publish the messages of one batch to topics of one shard"
+                )
+
+    @property
+    def only(self) -> Destination | None:
+        """The other shard to which all items belong, if there is one."""
+        if self.here or len(self.elsewhere) != 1:
+            return None
+        return self._router.destination(*self.elsewhere)
+
+    async def publish(self, here: Callable[[], Awaitable[list[BatchResult[str]]]]) -> list[BatchResult[str]]:
+        """Publish each part in its shard; returns the results of all items. here: publishes the part of this shard. The
+        items of a part that failed have its error. Raises the error if no part is done."""
+        parts = list(self.elsewhere.items())
+        asking: list[Awaitable[list[BatchResult[str]]]] = [self._part(shard, *part) for shard, part in parts]
+        all_places = [places for _, (places, _) in parts]
+        if self.here:
+            asking.append(here())
+            all_places.append(self.here)
+        found = await all_parts(asking)
+        if (error := failure_of_all(found)) is not None and all(isinstance(one, HadelayError) for one in found):
+            raise error
+        results: list[BatchResult[str]] = [BatchResult()] * self.total
+        for places, some in zip(all_places, found, strict=True):
+            if isinstance(some, HadelayError):
+                some = [BatchResult(error=some.document())] * len(places)
+            for place, result in zip(places, some, strict=True):
+                results[place] = result
+        return results
+
+    async def _part(self, shard: int, places: list[int], encoded: list[bytes]) -> list[BatchResult[str]]:
+        if self._msgpack:
+            body, kind = b"\xdd" + len(encoded).to_bytes(4) + b"".join(encoded), MSGPACK
+        else:
+            body, kind = b"[" + b",".join(encoded) + b"]", JSON
+        answer = await ask_part(self._call, self._router.destination(shard), body, kind, BatchResults[str])
+        if len(answer.results) != len(places):
+            raise OutcomeUnknown(f"shard {shard}: {len(answer.results)} results of {len(places)} items")
+        return answer.results
+
+
+def _is_absent(name: str, value: Any) -> bool:
+    """Whether a batch item lacks the member. A payload may be null."""
+    if value is msgspec.UNSET or (isinstance(value, msgspec.Raw) and not bytes(value)):
+        return True
+    return value is None and name != "body"

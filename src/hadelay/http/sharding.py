@@ -1,0 +1,195 @@
+"""Which requests belong to another shard, by the shard map that this node has applied (docs/spec/shards.md).
+
+A request belongs to the owner of the topic in its path, or to the shard that issued the id or numbered the job in its
+path. Without a map, and while this cluster is no shard of its map, every request is answered here: apply refuses what
+it must not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hadelay.api.text import parse_id
+from hadelay.codec.leasetokens import group_of
+from hadelay.errors import BadRequest, Conflict, HadelayError, Misdirected
+from hadelay.http.forwarding.forwarder import Destination
+from hadelay.http.forwarding.heads import ForwardHead, shard_of
+from hadelay.http.routes import Route
+from hadelay.model import unpack_id
+from hadelay.server.service.shards import ShardService
+from hadelay.settings.shardmap import Shards, job_of
+
+#: Routes of one topic that wait at the leader of the topic's shard: they redirect there instead of being forwarded.
+_REDIRECTED = frozenset(("receive",))
+#: Routes whose outcome is remembered under an Idempotency-Key, so that a forwarded request may be repeated.
+KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_schedule"))
+#: Variables of a path that name a topic, a message or a job.
+_NAMING = frozenset(("topic", "id", "job"))
+
+
+class Forwarded(NamedTuple):
+    """A request of a client that is sent to another shard as it is. route: its name. again: whether requests with the
+    same head may come again."""
+
+    to: Destination
+    head: ForwardHead
+    route: str
+    again: bool = True
+
+    def adding(self, name: bytes, value: bytes) -> Forwarded:
+        """The request with one header more."""
+        head = self.head
+        lines = b"%b%b: %b\r\n" % (head.lines, name, value)
+        keyed = name == b"Idempotency-Key" and self.route in KEYED
+        return self._replace(head=head._replace(lines=lines, repeatable=head.repeatable or keyed))
+
+
+class ShardRouter:
+    """view: the map of this node. forget: clears the caches that depend on the map."""
+
+    def __init__(self, view: ShardService, forget: Callable[[], None]) -> None:
+        self.view, self._forget = view, forget
+        self.known: Shards = view.known
+        #: Index of this shard in the map; None: without a map, or not in the map.
+        self.here: int | None = None
+        #: Whether the map has other shards.
+        self.several = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the map that this node has applied; all caches that depend on the map are cleared. Call this once
+        `view.replica.ledger.shards` is not `known`."""
+        self.known = self.view.known
+        self.here = self.known.index_of(self.view.group)
+        self.several = self.here is not None and len(self.others()) > 0
+        self._forget()
+
+    def look(self) -> None:
+        if self.view.replica.ledger.shards is not self.known:
+            self.refresh()
+
+    def destination(self, shard: int) -> Destination:
+        current = self.known.current
+        assert current is not None
+        return Destination(shard, current.version, current.shards[shard].nodes)
+
+    def known_shard(self, shard: int) -> Destination | None:
+        """Another shard of the map; None if the map has no such shard."""
+        self.look()
+        current = self.known.current
+        return None if current is None or shard == self.here or shard not in current.shards else self.destination(shard)
+
+    def urls(self) -> set[str]:
+        """URLs of all nodes of the map."""
+        current = self.known.current
+        return set() if current is None else {url for one in current.shards.values() for url in one.nodes.values()}
+
+    def owner(self, topic: str) -> int | None:
+        """The shard that owns a topic; None for this one."""
+        if self.here is None or self.known.current is None:
+            return None
+        owner = self.known.current.owner(topic)
+        return None if owner == self.here else owner
+
+    def reach(self, pattern: str) -> set[int]:
+        """Shards that may own topics that a pattern matches."""
+        assert self.known.current is not None
+        return self.known.current.reach(pattern)
+
+    def issuer(self, group: int) -> int | None:
+        """The shard that issued ids and leases with this group number; None for this one, or for no shard."""
+        if self.here is None or self.known.current is None:
+            return None
+        issuer = self.known.current.issuer(group)
+        return None if issuer == self.here else issuer
+
+    def choose(self, query: str) -> tuple[int | None, str]:
+        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown one."""
+        current = self.known.current
+        if current is None or "shard=" not in query:
+            return None, query
+        pairs = query.split("&")
+        given = [pair.partition("=")[2] for pair in pairs if pair.startswith("shard=")]
+        if len(given) > 1 or (given and given[0] not in map(str, current.shards)):
+            raise BadRequest(f"shard: {given[0][:20]!r}: name one shard of the map: {self.all}")
+        rest = "&".join(pair for pair in pairs if not pair.startswith("shard="))
+        return (int(given[0]) if given else None), rest
+
+    @property
+    def all(self) -> str:
+        """The shards of the map, in words."""
+        return ", ".join(map(str, self.known.current.shards if self.known.current is not None else ()))
+
+    def others(self) -> list[Destination]:
+        """All shards of the map but this one."""
+        current = self.known.current
+        return [] if current is None else [self.destination(shard) for shard in current.shards if shard != self.here]
+
+    def judge(
+        self, route: Route, path: Mapping[str, str], forwarded: str | None, chosen: int | None = None
+    ) -> Destination | None:
+        """Where a request goes; None: it is answered here. forwarded: its Hadelay-Shard header. chosen: the shard that
+        the query names, for requests without a topic, id or job in the path. Raises Misdirected for a forwarded request
+        that belongs to another shard."""
+        if forwarded is None:
+            if self.here is None or route.name in _REDIRECTED or not route.described:
+                return None
+            foreign = self._foreign(path)
+            if foreign is not None:
+                return self.destination(foreign)
+            if chosen is None or chosen == self.here or _NAMING.intersection(path):
+                return None
+            return self.destination(chosen)
+        shard, version = shard_of(forwarded)
+        if self.here is not None:
+            foreign = self._foreign(path)
+            if foreign is not None or shard != self.here:
+                raise self._misdirected(self.here if foreign is None else foreign, version)
+        return None
+
+    def _foreign(self, path: Mapping[str, str]) -> int | None:
+        if "topic" in path:
+            return self.owner(path["topic"])
+        if "id" in path:
+            try:
+                return self.issuer(unpack_id(parse_id(path["id"]))[0])
+            except HadelayError:
+                return None
+        if "job" in path and self.known.current is not None:
+            shard, _ = job_of(path["job"])
+            return shard if shard != self.here and shard in self.known.current.shards else None
+        return None
+
+    def _misdirected(self, shard: int, version: int) -> Misdirected:
+        to = self.destination(shard)
+        what = (
+            f"this is shard {self.here}; by version {to.version} of the shard map, the request belongs to shard {shard}"
+            f" (it was sent by version {version})"
+        )
+        return Misdirected(what, shard=shard, map_version=to.version, nodes=to.urls)
+
+    def of_lease(self, lease: str) -> int | None:
+        """The shard that issued a lease; None for this one, and for what is no lease."""
+        number = group_of(lease)
+        return None if number is None else self.issuer(number)
+
+    def of_topics(self, topics: Iterable[str], forwarded: str | None) -> Destination | None:
+        """The one shard that owns these topics; None for this one. Raises Conflict if there are several; Misdirected as
+        `judge` does."""
+        if self.here is None:
+            return None
+        shares: dict[int, list[str]] = {}
+        for topic in topics:
+            owner = self.owner(topic)
+            shares.setdefault(self.here if owner is None else owner, []).append(topic)
+        if len(shares) > 1:
+            names: dict[str, Any] = {str(shard): some for shard, some in sorted(shares.items())}
+            what = "these topics belong to several shards: receive from each shard on its own"
+            raise Conflict(f"{what} (`shards` has the topics of each)", shards=names)
+        (shard,) = shares
+        if shard == self.here:
+            return None
+        if forwarded is not None:
+            raise self._misdirected(shard, shard_of(forwarded)[1])
+        return self.destination(shard)

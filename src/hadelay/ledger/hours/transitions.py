@@ -1,0 +1,306 @@
+"""The two ways in which index entries change: entries end, and messages are filed anew in other entries.
+
+    filed ──▶ waiting ──GRANT──▶ leased ──ACK──▶ acked
+                 │                 │
+                 │                 ├──NACK, EXPIRE──▶ moved: a new entry waits, same message id, attempt + 1
+                 │                 └──for the last time──▶ dead: a new entry lies in a dead hour (ledger/leases/dead.py)
+                 ├──CANCEL, SWEEP──▶ cancelled
+                 ├──TTL_EXPIRE──▶ expired
+                 └──CARRY──▶ moved: a new entry waits in the running hour, attempt unchanged
+
+docs/spec/lifecycle.md is the table. An index entry is written once; what happens to it goes to the dispatch log of its
+hour, and the bitmaps of HourState say what stands there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from hadelay.codec.formats import DISPATCH, I64, U32, Mask, Rows
+from hadelay.ledger.batches import members
+from hadelay.ledger.groups import messagegroups
+from hadelay.ledger.hours import retries
+from hadelay.ledger.hours.hourstate import HourState, bitmap, is_in
+from hadelay.ledger.hours.retries import EXCUSED_AT, excused
+from hadelay.ledger.state import NO_NODE, Ledger
+from hadelay.ledger.topics.topics import by_topic, by_topic_bytes
+from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
+
+#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of that attempt counts until the message is leased.
+FLAG_LEASE_EXPIRED = 1
+#: Bits of INDEX.flags: the message has a client key, a TTL (table `ttlof`), a webhook URL of its own (meta `cb`).
+FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
+#: Bit of INDEX.flags: the message died in another topic and was routed to this one, which keeps it if it dies again.
+FLAG_ROUTED = 16
+#: Bit of INDEX.flags: the message may have been handed out although its `deliver_at_ms` does not show it. It was due,
+#: or nearly, when it was rescheduled, or a failed leader of interval mode (ledger/leases/suspects.py) may have handed
+#: it out before it was rolled forward.
+FLAG_WAS_DUE = 32
+#: Limit of bytes of records that one command copies into other hours or reads for callbacks; the rest waits.
+MOVE_BYTES = 4 << 20
+#: Flags that belong to the message and stay when it is filed anew; other flags belong to one entry.
+FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
+
+#: Layout of the key in tables that are keyed by message id.
+ID_KEY = struct.Struct(">Q")
+#: Table: id of a message that moved → hour and index of its entry, topic to send it back to, last failures.
+PLACE = b"place"
+PLACE_VALUE = struct.Struct("<II")
+SOURCE = struct.Struct("<I")
+#: Layout of a failed attempt: at_ms, reason (a name's number, or NONE32), attempt, event.
+FAILURE = struct.Struct("<qIHBx")
+MAX_FAILURES = 16
+
+
+class FailedTry(NamedTuple):
+    """Why an attempt ended without an ack; stored with its time and number."""
+
+    event: Event
+    #: Number of the reason among the names of kind REASON; NONE32 without a reason.
+    reason: int
+
+
+class Leaving(NamedTuple):
+    """Open entries of one hour (INDEX or LEASED rows) that end together."""
+
+    hour: int
+    rows: Rows
+    #: Number of each entry's last event in the hour's dispatch log; NONE32 if there is none.
+    previous: U32 | int = NONE32
+    #: Number of the node that took the request.
+    node: int = NO_NODE
+    #: True if all of the rows are leased, False if none is.
+    leased: bool = False
+    #: Failure to store with the messages (table `place`) when they are filed anew.
+    failure: FailedTry | None = None
+
+    def some(self, which: Mask) -> Leaving:
+        previous = self.previous if isinstance(self.previous, int) else self.previous[which]
+        return self._replace(rows=self.rows[which], previous=previous)
+
+
+def log_events(
+    ledger: Ledger, hour: int, rows: Rows, event: Event, *, node: int, attempts: NDArray[np.uint16] | None = None,
+    previous: U32 | int = NONE32, consumer: U32 | int = NONE32, other_hour: I64 | U32 | int = NONE32,
+) -> U32:  # fmt: skip
+    """Append one event per row (INDEX or LEASED) to the hour's dispatch log; returns the events' numbers. attempts:
+    attempt numbers, if other than those of the rows.
+
+    For MOVES, `consumer` is the globalIndex of the new entry in `other_hour`, which makes the chain from a message's
+    first entry to its last one readable from the files alone. For NACKED, `other_hour` is the reason.
+    """
+    events = np.zeros(len(rows), DISPATCH)
+    events["index"] = rows["index"]
+    events["previous"] = previous
+    events["other_hour"] = other_hour
+    events["consumer"] = consumer
+    events["at_ms"] = ledger.now_ms
+    events["attempt"] = rows["attempt"] if attempts is None else attempts
+    events["event"] = event
+    events["node"] = node
+    first = ledger.store.append_events(hour, events)
+    return np.arange(first, first + len(rows), dtype=np.uint32)
+
+
+def settle(
+    ledger: Ledger, leaving: Leaving, event: Event, *, attempts: NDArray[np.uint16] | None = None,
+    consumer: U32 | int = NONE32, other_hour: I64 | U32 | int = NONE32,
+) -> None:  # fmt: skip
+    """End open entries with this event; in an hour of dead letters, this means that the letters are redriven. attempts,
+    consumer, other_hour: as in `log_events`."""
+    hour, rows = leaving.hour, leaving.rows
+    log_events(
+        ledger, hour, rows, event, node=leaving.node, attempts=attempts, previous=leaving.previous, consumer=consumer,
+        other_hour=other_hour,
+    )  # fmt: skip
+    bits = bitmap(rows["index"])
+    hour_state = ledger.hour_state(hour)
+    hour_state.settle(bits, event)
+    hour_state.leased -= bits
+    retries.end(ledger, hour, rows)
+    unblocked, blocked = rows, hour_state.blocked
+    if blocked:
+        unblocked, blocked = rows[~is_in(rows["index"], blocked)], blocked & bits
+        hour_state.blocked -= bits
+    hour_state.drop_seconds(unblocked["second"])
+    if hour < ledger.now_hour and not ledger.open_entries(hour):
+        hour_state.open_seconds = None
+    if event not in MOVES:
+        hour_state.settled_at_ms = ledger.now_ms
+    grouped, batched = _count_settled(ledger, leaving, event, hour_state)
+    if hour < DEAD_HOURS:
+        if len(unblocked):
+            ledger.listener.on_settled(hour, unblocked["index"], event)
+        if grouped:
+            messagegroups.leave(ledger, hour, rows, blocked, event)
+        if batched and event not in (Event.MOVED, Event.TRANSFERRED):
+            members.leave(ledger, hour, rows, event)
+
+
+def _count_settled(ledger: Ledger, leaving: Leaving, event: Event, hour_state: HourState) -> tuple[bool, bool]:
+    """Count settled entries in their topics. Returns whether a message of them may be of a message group, and whether
+    one may be a member of a batch."""
+    hour, rows, grouped, batched = leaving.hour, leaving.rows, False, False
+    for number, count, size in by_topic_bytes(rows):
+        if event not in MOVES:
+            hour_state.topics.add(number)
+        topic = ledger.topics[number]
+        topic.before_change()
+        topic.settled[event] += count
+        if event is Event.DEAD:
+            ledger.topics.died.add(number)
+        if hour >= DEAD_HOURS:
+            topic.dead -= count
+        elif event is not Event.MOVED:
+            topic.open -= count
+            topic.bytes -= size
+        if leaving.leased:
+            topic.leased -= count
+        grouped |= bool(topic.group_rows)
+        batched |= bool(topic.batched)
+        if number in ledger.fills and event is Event.ACKED:
+            kept = hour_state.unfilled.setdefault(number, BitMap())
+            kept |= bitmap(rows["index"][rows["topic"] == number])
+        if topic.settings.expires_after_ms is not None:
+            topic.used_ms = ledger.now_ms
+    return grouped, batched
+
+
+def filed(ledger: Ledger, hours: int | I64, rows: Rows, blocked: Mask | None = None) -> None:
+    """Count entries that were appended, by second and by client key, and tell the listener. blocked: which of the
+    entries are blocked by their message groups."""
+    keyed = rows["flags"] & FLAG_KEYED != 0
+    if isinstance(hours, int):
+        if keyed.any():
+            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
+    else:
+        for hour, count in by_topic(hours[keyed]) if keyed.any() else ():
+            ledger.hour_state(hour).keyed += count
+    if blocked is not None and blocked.any():
+        rows, hours = rows[~blocked], hours if isinstance(hours, int) else hours[~blocked]
+    if isinstance(hours, int):
+        if hours == ledger.now_hour:
+            ledger.hour_state(hours).add_seconds(rows["second"])
+    else:
+        running = hours == ledger.now_hour
+        if running.any():
+            ledger.hour_state(ledger.now_hour).add_seconds(rows["second"][running])
+    if len(rows):
+        ledger.listener.on_filed(hours, rows)
+
+
+def move(
+    ledger: Ledger, leaving: Leaving, *, deliver_at_ms: I64 | int, attempts: int = 0,
+    flags: NDArray[np.uint16] | int = 0, again: bool = True, excuse: int = 0,
+    generations: NDArray[np.uint16] | None = None,
+) -> None:  # fmt: skip
+    """File messages (INDEX rows) anew, under the second of their new due time, or of now if that is later.
+
+    `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
+    the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
+    itself. again: something happened to the message, so purges from before that do not mean the new entry. excuse: so
+    many of `attempts` do not count; of no message more than MAX_EXCUSED. generations: of the new entries, with `again`;
+    None: the latest of their topics.
+    """
+    rows = leaving.rows
+    new = rows.copy()
+    new["deliver_at_ms"] = deliver_at_ms
+    # Attempt numbers stop at 65,534, also in topics without a limit of attempts.
+    new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
+    new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
+    new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
+    if again:
+        new["generation"] = ledger.topics.generations[rows["topic"]] if generations is None else generations
+    filing_ms = np.maximum(new["deliver_at_ms"], ledger.now_ms)
+    hours: I64 = filing_ms // HOUR_MS
+    new["second"] = filing_ms % HOUR_MS // 1000
+    file_anew(ledger, leaving, hours, new, Event.MOVED, attempts=new["attempt"])
+    blocked = None
+    if any(ledger.topics[number].group_rows for number, _ in by_topic(rows["topic"])):
+        blocked = messagegroups.rejoin(ledger, hours, new, keep=not again, retry=leaving.leased)
+    retries.begin(ledger, hours, new)
+    filed(ledger, hours, new, blocked)
+
+
+def file_anew(
+    ledger: Ledger, leaving: Leaving, hours: I64, new: Rows, event: Event, *, attempts: NDArray[np.uint16],
+    source: int | None = None,
+) -> None:  # fmt: skip
+    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. If an hour is not of
+    dead letters, the caller calls `filed` afterwards. source: topic that the messages leave, to be sent back there."""
+    _append_moved(ledger, leaving.hour, hours, new)
+    settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
+    if filled := ledger.hour_state(leaving.hour).filled:
+        for before, to, index in zip(
+            leaving.rows["index"].tolist(), hours.tolist(), new["index"].tolist(), strict=True
+        ):
+            if before in filled:
+                filled.remove(before)
+                ledger.hour_state(to).filled.add(index)
+    put = ledger.tables.put
+    tails = _kept(ledger, leaving, attempts, source)
+    for first_id, to, index, tail in zip(
+        new["first_id"].tolist(), hours.tolist(), new["index"].tolist(), tails, strict=True
+    ):
+        put(PLACE, ID_KEY.pack(first_id), PLACE_VALUE.pack(to, index) + tail)
+    for to, count in by_topic(hours.astype(np.uint32)):
+        ledger.hour_state(to).returned += count
+
+
+def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
+    """Source and last failures of each message as bytes, including the present failure."""
+    rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
+    # A message that never moved has no failures; it still is in the entry that its id names.
+    own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
+    first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
+    tails = [
+        (not at_home and (get(PLACE, ID_KEY.pack(first_id)) or b"")[PLACE_VALUE.size :]) or SOURCE.pack(NONE32)
+        for first_id, at_home in zip(rows["first_id"].tolist(), first.tolist(), strict=True)
+    ]
+    if source is not None:
+        tails = [SOURCE.pack(source) + tail[SOURCE.size :] for tail in tails]
+    if failure is None:
+        return tails
+    room = (MAX_FAILURES - 1) * FAILURE.size
+    pack, now_ms = FAILURE.pack, ledger.now_ms
+    return [
+        tail[: SOURCE.size] + tail[SOURCE.size :][-room:] + pack(now_ms, failure.reason, attempt, failure.event)
+        for tail, attempt in zip(tails, attempts.tolist(), strict=True)
+    ]
+
+
+def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, int]]:
+    """The message's last failed attempts, oldest first: (at_ms, event, attempt, reason)."""
+    stored = ledger.tables.get(PLACE, ID_KEY.pack(first_id)) or b""
+    return [
+        (at_ms, Event(event), attempt, reason)
+        for at_ms, reason, attempt, event in FAILURE.iter_unpack(stored[PLACE_VALUE.size + SOURCE.size :])
+    ]
+
+
+def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
+    """Number of messages, from the first on, whose costs fit into `room`. at_least: count one message in any case."""
+    fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
+    return max(fits, 1) if at_least and len(costs) else fits
+
+
+def _append_moved(ledger: Ledger, hour: int, hours: I64, new: Rows) -> None:
+    within = hours == hour
+    if within.all():
+        ledger.store.append_again(hour, new)
+    elif not within.any():
+        records = [
+            ledger.store.record(hour, offset, size, verify=True)
+            for offset, size in zip(new["offset"].tolist(), new["size"].tolist(), strict=True)
+        ]
+        ledger.store.append(hours, new, bytearray(b"".join(records)))
+    else:
+        for part in (within, ~within):
+            some = new[part]
+            _append_moved(ledger, hour, hours[part], some)
+            new[part] = some

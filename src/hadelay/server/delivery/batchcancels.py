@@ -1,0 +1,82 @@
+"""Cancelled batches on the leader: finds their waiting members, and proposes step by step to cancel them.
+
+Apply does not search: a scan of the table reads each row that was deleted since the last checkpoint, and how many there
+are differs by node. Nothing is kept but two counts in the ledger: the next leader begins the search anew.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+from hadelay.codec.batches import MAX_STEP, encode_step
+from hadelay.codec.results import JobResult
+from hadelay.errors import HadelayError
+from hadelay.ledger.batches.ending import is_cancelled
+from hadelay.ledger.batches.members import BATCHOF, NUMBER
+from hadelay.server.delivery.term import Term
+
+Rows = list[tuple[bytes, bytes]]
+
+#: Pauses after a step, and after a step that failed, in seconds: leave the log to commands whose clients wait.
+_PAUSE_S, _RETRY_S = 0.02, 0.5
+
+
+class BatchCancels:
+    """One object per term. One search serves all batches that were cancelled before it began."""
+
+    def __init__(self, term: Term) -> None:
+        self._term, self._ledger = term, term.ledger
+        self._idle = True
+        #: Number of BATCH_CANCELs that were applied before the search began, whose batches take no further member.
+        self._cancels = 0
+        #: Key at which the search goes on; and the read under way, which goes on by a slice per turn of the loop.
+        self._start = b""
+        self._read: Generator[None, None, Rows] | None = None
+        self._alarm = term.alarm(self._look)
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin a search if the entries just applied cancelled a batch. Cheap enough to call after every entry."""
+        counts = self._ledger.batches
+        if self._idle and counts.searched < counts.cancels:
+            self._idle = False
+            self._begin(0.0)
+
+    def _begin(self, after_s: float) -> None:
+        self._cancels, self._start = self._ledger.batches.cancels, b""
+        self._rest(after_s)
+
+    def _rest(self, seconds: float) -> None:
+        self._alarm.at(self._term.runtime.monotonic() + seconds)
+
+    def _look(self) -> None:
+        """Read one slice."""
+        if self._read is None:
+            self._read = self._ledger.tables.range_slices(BATCHOF, self._start, None, MAX_STEP)
+        try:
+            next(self._read)
+        except StopIteration as done:
+            self._read = None
+            self._found(done.value)
+        else:
+            self._rest(0.0)
+
+    def _found(self, rows: Rows) -> None:
+        last = len(rows) < MAX_STEP
+        numbers = {number: is_cancelled(self._ledger, number) for number in {number for _, number in rows}}
+        ids = [int(NUMBER.unpack(key)[0]) for key, number in rows if numbers[number]]
+        if not last:
+            self._start = rows[-1][0] + b"\0"
+        if ids or last:
+            self._term.propose_behind(encode_step(self._cancels if last else 0, ids), self._stepped)
+        else:
+            self._rest(0.0)
+
+    def _stepped(self, result: Any, error: HadelayError | None) -> None:
+        counts = self._ledger.batches
+        if not isinstance(result, JobResult):
+            self._begin(_RETRY_S)
+        elif counts.searched >= self._cancels:
+            self._idle = True
+            self.watch()
+        else:
+            self._rest(_PAUSE_S)
