@@ -1,6 +1,7 @@
 """`python -m bench [ROW…] [--quick] [--rounds N] [--out DIR]`: measure, and write a report.
 
-Ends non-zero when a row is void, or missed by more than 20 %.
+Ends non-zero when a row is void, or missed by more than 20 %. `python -m bench delays` compares hadelay with other
+systems for delayed messages (bench.delays).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from bench.wrk_run import Missing
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["delays"]:
+        from bench.delays.command import main as delays
+
+        return delays(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"{', '.join(ROWS)}; all when none is named")
     parser.add_argument(

@@ -109,7 +109,7 @@ async def publish(session: Session, tally: Tally, due_ms: list[int], topic: str 
 
 async def consume(
     session: Session, tally: Tally, stop: asyncio.Event, *, topic: str = TOPIC, tags: Sequence[str] = (),
-    most: int = 100, wait: str = "1s",
+    most: int = 100, wait: str = "1s", group_max: int = 1,
 ) -> None:  # fmt: skip
     """Receive and ack until `stop`; what a poll brought is acked even then. tags: only messages that have all of
     them."""
@@ -117,8 +117,9 @@ async def consume(
     for number in itertools.count():
         if stop.is_set():
             return
-        wish = {"max": most, "wait": wait, "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
-        packed = json.dumps({**wish, "tags": tags} if tags else wish).encode()
+        query = {"max": most, "wait": wait, "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
+        query["group_max"] = group_max
+        packed = json.dumps({**query, "tags": tags} if tags else query).encode()
         poll = request("POST", f"/v1/topics/{topic}/receive?redirect=false", packed, accept="msgpack")
         found = msgpack.unpackb(await session.call(poll))["messages"]
         assert all(set(tags) <= set(message["tags"]) for message in found)

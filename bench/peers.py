@@ -159,17 +159,17 @@ def rabbitmq(directory: Path, port: int) -> Iterator[int]:
             own = {"RABBITMQ_NODENAME": name, "RABBITMQ_NODE_PORT": str(port + i)}
             own |= {"RABBITMQ_DIST_PORT": str(port + 10 + i), "RABBITMQ_MNESIA_BASE": str(home)}
             own |= {"RABBITMQ_LOG_BASE": str(home), "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1"}
-            stack.enter_context(running([[_beside(server)]], home, shared | own))
+            stack.enter_context(running([[beside(server)]], home, shared | own))
         for i in range(3):
             wait_port(port + i, 120)
         for name in names[1:]:
             for step in (["stop_app"], ["join_cluster", names[0]], ["start_app"]):
                 environment = dict(os.environ, **shared)
-                subprocess.run([_beside(control), "-n", name, *step], check=True, env=environment, capture_output=True)
+                subprocess.run([beside(control), "-n", name, *step], check=True, env=environment, capture_output=True)
         yield port
 
 
-def _beside(binary: str) -> str:
+def beside(binary: str) -> str:
     """Debian's wrapper changes to the service's own user, who may not write here: take what it wraps."""
     inner = Path("/usr/lib/rabbitmq/bin") / Path(binary).name
     return str(inner) if inner.exists() else binary

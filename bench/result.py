@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class Setup:
-    """What the rows are told."""
+    """Options that all rows get."""
 
     rounds: int
     quick: bool

@@ -80,11 +80,11 @@ class Nats(_Stream):
         )
 
     async def make_stream(self) -> None:
-        wish = {"name": "s", "subjects": ["s.*"], "num_replicas": 3, "storage": "file", "retention": "limits"}
+        stream = {"name": "s", "subjects": ["s.*"], "num_replicas": 3, "storage": "file", "retention": "limits"}
         for _ in range(50):
             # Nobody answers at all before the three have agreed on a leader for such questions.
             with contextlib.suppress(TimeoutError):
-                answer = await asyncio.wait_for(self._ask(b"$JS.API.STREAM.CREATE.s", json.dumps(wish).encode()), 2)
+                answer = await asyncio.wait_for(self._ask(b"$JS.API.STREAM.CREATE.s", json.dumps(stream).encode()), 2)
                 if b'"error"' not in answer and b"503" not in answer:
                     return
             await asyncio.sleep(0.3)

@@ -94,7 +94,7 @@ def batches(size: int = 16 * MIB) -> Iterator[Worst]:
         yield Worst(f"batch: {name}", "POST", BATCH, kind, body(size), status, words)
 
 
-def _bodies(path: str, method: str, name: str, member: str, value: Any, times: int, status: int) -> Iterator[Worst]:
+def _bodies(path: str, method: str, name: str, member: str, value: Any, *, times: int, status: int) -> Iterator[Worst]:
     """The same list, a member of a small request, as JSON and as MessagePack."""
     for kind, encode in ((JSON, msgspec.json.encode), (MSGPACK, msgspec.msgpack.encode)):
         yield Worst(f"{name}, {kind.partition('/')[2]}", method, path, kind, encode({member: [value] * times}), status)
@@ -104,19 +104,19 @@ def others() -> Iterator[Worst]:
     """Of topic t, which has messages."""
     lease = "0" * 29
     for verb in ("ack", "nack"):
-        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of 10,000", "leases", lease, 10_000, 200)
-        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of nothing", "leases", "", 100_000, 400)
+        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of 10,000", "leases", lease, times=10_000, status=200)
+        yield from _bodies(f"/v1/leases:{verb}", "POST", f"{verb} of nothing", "leases", "", times=100_000, status=400)
     extend = {"leases": [lease] * 10_000, "lease": "1m"}
     yield Worst("extend of 10,000", "POST", "/v1/leases:extend", JSON, json.dumps(extend).encode(), 200)
     topics = [f"t{n}".ljust(128, "x") for n in range(1_000)]
     tags = [f"tag{n}".ljust(64, "x") for n in range(16)]
-    wish = {"topics": topics, "tags": tags, "any_tags": [tag[::-1] for tag in tags], "wait": "10ms"}
-    yield Worst("receive of 1,000 topics", "POST", "/v1/receive", JSON, json.dumps(wish).encode(), 200)
-    yield from _bodies("/v1/receive", "POST", "receive of empty names", "topics", "", 80_000, 400)
-    yield from _bodies("/v1/topics/t/receive", "POST", "receive of tags", "tags", "a", 15_000, 200)
-    yield from _bodies("/v1/topics/t", "PUT", "backoff", "backoff", 1, 30_000, 400)
-    yield from _bodies("/v1/topics/t/dead:redrive", "POST", "redrive", "ids", "0" * 13, 1_000, 202)
-    yield from _bodies("/v1/topics/t:purge", "POST", "purge", "states", "dead", 8_000, 202)
+    query = {"topics": topics, "tags": tags, "any_tags": [tag[::-1] for tag in tags], "wait": "10ms"}
+    yield Worst("receive of 1,000 topics", "POST", "/v1/receive", JSON, json.dumps(query).encode(), 200)
+    yield from _bodies("/v1/receive", "POST", "receive of empty names", "topics", "", times=80_000, status=400)
+    yield from _bodies("/v1/topics/t/receive", "POST", "receive of tags", "tags", "a", times=15_000, status=200)
+    yield from _bodies("/v1/topics/t", "PUT", "backoff", "backoff", 1, times=30_000, status=400)
+    yield from _bodies("/v1/topics/t/dead:redrive", "POST", "redrive", "ids", "0" * 13, times=1_000, status=202)
+    yield from _bodies("/v1/topics/t:purge", "POST", "purge", "states", "dead", times=8_000, status=202)
     for path, member in (
         ("/v1/topics/t:pause", "reason"), ("/v1/cluster:drain", "node"), ("/v1/cluster:transfer-leader", "to"),
     ):  # fmt: skip

@@ -10,9 +10,9 @@ from bench.result import Row, Setup, Target
 from bench.rows.publish import WARM_S, of_a_batch
 from bench.wrk_run import wrk
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.http.access import PREFIX, hash_token
+from hadelay.rights import TOKEN_PREFIX, hash_token
 
-_FIRST = PREFIX + "b" * 43
+_FIRST = TOKEN_PREFIX + "b" * 43
 _TOKENS = ("security.tokens=true", f"security.bootstrap_token_hash={hash_token(_FIRST).hex()}")
 CONNECTIONS = 256
 #: Connections are kept for hours: their handshakes, a quarter of a second of the leader's, shall not count for much.

@@ -70,9 +70,9 @@ async def _round(setup: Setup, cluster: Cluster, row: Row, tally: Tally) -> None
     servers = ",".join(node.http for node in cluster.nodes)
     command = [sys.executable, "-m", "hadelay", "backup", "create", str(out), "-s", servers, "-o", "json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    told = asyncio.create_task(process.communicate())
-    row.add("meanwhile", await _rate(cluster, tally, told.done), "messages/s")
-    said, _ = await told
+    ended = asyncio.create_task(process.communicate())
+    row.add("meanwhile", await _rate(cluster, tally, ended.done), "messages/s")
+    said, _ = await ended
     shutil.rmtree(out, ignore_errors=True)
     if process.returncode:
         raise Void(f"the backup ended with {process.returncode}")

@@ -26,8 +26,8 @@ def callbacks(setup: Setup) -> list[Row]:
                 tally = uvloop.run(flow(cluster, seconds))
                 took, spent = time.monotonic() - began, cpu_seconds(leader.pid) - before
                 nothing_early(tally)
-                told = tally.acked if settings else 0
-                cluster.account([TOPIC, _DONE], tally.published + told, tally.acked)
+                callbacks = tally.acked if settings else 0
+                cluster.account([TOPIC, _DONE], tally.published + callbacks, tally.acked)
                 row.add(name, tally.acked / took, "msg/s")
                 row.add(f"{name}, leader CPU", spent / tally.acked * 1e6, "µs/msg")
     row.ratio("rate, ratio", "with", "without")

@@ -53,8 +53,8 @@ async def flow(
                 item["tags"] = random.sample(tags, 3)
             await put(session, tally, items)
 
-    wishes = [tags[n : n + 1] if n < selective else () for n in range(16)]
-    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, tags=wish)) for wish in wishes]
+    filters = [tags[n : n + 1] if n < selective else () for n in range(16)]
+    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, tags=some)) for some in filters]
     await asyncio.gather(*(produce() for _ in range(8)))
     await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
     await gather_until_stopped(consumers, stop)

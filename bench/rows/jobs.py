@@ -21,8 +21,8 @@ from bench.rows.deliver import leader_first, steady
 RATE = 2_000
 TOPIC = "jobs"
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-#: Name and wish of each job.
-_WISHES: dict[str, dict[str, Any]] = {
+#: Name and options of each job.
+_JOBS: dict[str, dict[str, Any]] = {
     "shifted": {"action": "reschedule", "shift": "1d"}, "cancelled": {"action": "cancel"},
 }  # fmt: skip
 #: The others' p99 beside a job is at most twice that without a job, or so much more, in ms.
@@ -44,30 +44,30 @@ async def _fill(cluster: Cluster, count: int) -> None:
     await asyncio.gather(*(produce(n) for n in range(4)))
 
 
-async def _job(cluster: Cluster, wish: dict[str, Any]) -> float:
+async def _job(cluster: Cluster, options: dict[str, Any]) -> float:
     """Begin a job and wait until it has ended; seconds."""
     session, began = Session([node.http for node in cluster.nodes]), time.monotonic()
-    body = msgspec.json.encode({"filter": {"topic": TOPIC}, "request_id": f"{began}", **wish})
+    body = msgspec.json.encode({"filter": {"topic": TOPIC}, "request_id": f"{began}", **options})
     job = msgspec.json.decode(await session.call(request("POST", "/v1/jobs", body)))
     while job["ended_at"] is None:
         if time.monotonic() > began + PATIENCE_S:
             raise Void(f"a job does not end: {job}")
         await asyncio.sleep(0.2)
         job = msgspec.json.decode(await session.call(request("GET", f"/v1/jobs/{job['id']}")))
-    wish["done"] = job["done"]
+    options["done"] = job["done"]
     return time.monotonic() - began
 
 
-async def _beside(cluster: Cluster, wish: dict[str, Any]) -> tuple[float, Tally]:
+async def _beside(cluster: Cluster, options: dict[str, Any]) -> tuple[float, Tally]:
     """A job beside 2,000 messages per second."""
-    running = asyncio.create_task(_job(cluster, wish))
+    running = asyncio.create_task(_job(cluster, options))
     tally = await steady(cluster, RATE, PATIENCE_S, over=running.done)
     return await running, tally
 
 
-async def _over_a_kill(cluster: Cluster, wish: dict[str, Any], after_s: float) -> float:
+async def _over_a_kill(cluster: Cluster, options: dict[str, Any], after_s: float) -> float:
     """A job whose leader is killed half-way, and started again afterwards."""
-    running = asyncio.create_task(_job(cluster, wish))
+    running = asyncio.create_task(_job(cluster, options))
     await asyncio.sleep(after_s)
     leader = await asyncio.to_thread(cluster.leader)
     await asyncio.to_thread(cluster.end, leader, signal.SIGKILL)
@@ -86,8 +86,8 @@ def _jobs_beside(setup: Setup, cluster: Cluster, row: Row, count: int) -> int:
     alone = uvloop.run(steady(cluster, RATE, setup.seconds(30)))
     row.add("p99, alone", alone.late(0.99), "ms")
     bound, published = max(2 * alone.late(0.99), alone.late(0.99) + _MORE_MS), alone.published
-    for name, wish in _WISHES.items():
-        job = dict(wish)
+    for name, options in _JOBS.items():
+        job = dict(options)
         seconds, beside = uvloop.run(_beside(cluster, job))
         _all_changed(job, count)
         published += beside.published
@@ -116,8 +116,8 @@ def jobs(setup: Setup) -> list[Row]:
             others = _jobs_beside(setup, cluster, row, count)
             uvloop.run(_fill(cluster, count))
             cluster.settle()
-            for name, wish in _WISHES.items():
-                job = dict(wish)
+            for name, options in _JOBS.items():
+                job = dict(options)
                 seconds = uvloop.run(_over_a_kill(cluster, job, setup.seconds(20) / 4))
                 row.add(f"{name} over a kill", seconds, "s")
                 _all_changed(job, count)

@@ -62,12 +62,10 @@ class Clock:
         return statistics.quantiles(self.took[what], n=100)[98]
 
 
-async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
-    """Counts, histograms and lists, alone; gets, cancels and reschedules by keys, each of which is used once, beside
-    publishes; then all of it at once. What took how long, and how many were cancelled."""
-    clock, end, cancelled, now = Clock(), 0.0, 0, now_ms()
+def _questions(now: int) -> dict[str, str]:
+    """Name → path of each read request. now: Unix time in ms."""
     span = f"from={now - HOUR_MS}&to={now + 49 * HOUR_MS}"
-    questions = {
+    return {
         "counts": f"/v1/topics/{TOPIC}",
         "due": f"/v1/due?{span}&step=60s",
         "due of a topic": f"/v1/topics/{TOPIC}/due?{span}&step=60s",
@@ -75,13 +73,19 @@ async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally:
         "first page from the middle": f"/v1/topics/{TOPIC}/messages?limit=100&from={now + 24 * HOUR_MS}",
     }
 
-    def wishes() -> Iterator[tuple[str, bytes]]:
-        while True:
-            yield "get", request("GET", f"{_KEYS}{next(keys)}")
-            yield "cancel", request("DELETE", f"{_KEYS}{next(keys)}")
-            yield "reschedule", request("PATCH", f"{_KEYS}{next(keys)}", b'{"delay": "20h"}')
 
-    commands = wishes()
+def _commands(keys: Iterator[int]) -> Iterator[tuple[str, bytes]]:
+    while True:
+        yield "get", request("GET", f"{_KEYS}{next(keys)}")
+        yield "cancel", request("DELETE", f"{_KEYS}{next(keys)}")
+        yield "reschedule", request("PATCH", f"{_KEYS}{next(keys)}", b'{"delay": "20h"}')
+
+
+async def look(addresses: list[str], keys: Iterator[int], seconds: float, tally: Tally) -> tuple[Clock, int]:
+    """Counts, histograms and lists, alone; gets, cancels and reschedules by keys, each of which is used once, beside
+    publishes; then all of it at once. What took how long, and how many were cancelled."""
+    clock, end, cancelled = Clock(), 0.0, 0
+    questions, commands = _questions(now_ms()), _commands(keys)
 
     async def command(n: int, clients: int, how: str) -> None:
         nonlocal cancelled

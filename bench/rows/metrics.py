@@ -34,8 +34,8 @@ async def _fill(address: str, topics: int) -> None:
             raise Void(f"the topics could not be filled: {status}")
     for first in range(0, topics, 100):
         names = [f"topic-{n:04}" for n in range(first, first + 100)]
-        wish = {"topics": names, "max": 100, "wait": "5s"}
-        messages = (await connection.call("POST", "/v1/receive?redirect=false", wish))["messages"]
+        query = {"topics": names, "max": 100, "wait": "5s"}
+        messages = (await connection.call("POST", "/v1/receive?redirect=false", query))["messages"]
         await connection.call("POST", "/v1/leases:ack", {"leases": [message["lease"] for message in messages]})
     connection.close()
 

@@ -25,11 +25,12 @@ _COPIES = 3
 
 
 @contextlib.contextmanager
-def baseline(kind: str, port: int) -> Iterator[str]:
+def baseline(kind: str, port: int) -> Iterator[tuple[str, int]]:
+    """Run bench.baseline; its URL, and its process number."""
     process = subprocess.Popen([sys.executable, "-m", "bench.baseline", str(port), kind])
     try:
         peers.wait_port(port)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait()
@@ -69,7 +70,7 @@ def etcd_run(setup: Setup, connections: int) -> Figures:
 
 
 def baseline_run(setup: Setup, kind: str, script: str, connections: int, **environment: str) -> Figures:
-    with baseline(kind, setup.port + 200) as url:
+    with baseline(kind, setup.port + 200) as (url, _):
         wrk(url, script, connections, 1, **environment)
         return wrk(url, script, connections, setup.seconds(SECONDS), **environment)
 

@@ -118,10 +118,7 @@ def write_hour(directory: Path, count: int) -> Any:
     for place, suffix, rows in ((1, "idx", index), (2, "dsp", events)):
         crcs[place] = crc32c(rows.tobytes())
         rows.tofile(f"{stem}.{suffix}")
-    with open(directory / "names", "wb") as names:
-        for kind, many in ((TOPIC, _TOPICS), (CONSUMER, _CONSUMERS), (NODE, 3)):
-            for named in range(many):
-                names.write(encode_name(kind, named, f"t{named}"))
+    _write_names(directory / "names")
     os.sync()  # nothing of this is written while something else is measured
     files = HourFiles(hour, count, 2 * count, count * size, (crcs[0], crcs[1], crcs[2]))
     return Listing([files], (hour + 3) * HOUR_MS)
@@ -131,6 +128,43 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     found = work()
     return time.perf_counter() - began, found
+
+
+def _write_names(path: Path) -> None:
+    with path.open("wb") as names:
+        for kind, many in ((TOPIC, _TOPICS), (CONSUMER, _CONSUMERS), (NODE, 3)):
+            for named in range(many):
+                names.write(encode_name(kind, named, f"t{named}"))
+
+
+def _scans(spark: Any, options: Any, count: int, gigabytes: float) -> list[tuple[str, float, str, Callable[[], None]]]:
+    """Name, size, unit and function of each scan of the hour."""
+
+    def rows(columns: str, topics: str = "") -> Any:
+        known = {"path": options.path, "listing": options.listing, "verify": "false"}
+        reader = spark.read.format("hadelay").options(columns=columns, **known)
+        return reader.option("topics", topics).load()
+
+    def index_columns() -> None:
+        _right(_one(rows(_INDEX_COLUMNS), "sum(size)") > count * _BODY, "bytes of records")
+
+    def by_topic() -> None:
+        _right(len(rows(_INDEX_COLUMNS).groupBy("topic").sum("size").collect()) == _TOPICS, "topics")
+
+    def bodies() -> None:
+        _right(_one(rows("body"), "sum(length(body))") == count * _BODY, "bytes of bodies")
+
+    def a_topic(topics: str) -> None:
+        of_one = rows("topic,entry,body", topics).where("topic = 't7'")
+        _right(_one(of_one, "count(body)") == len(range(7, count, _TOPICS)), "rows of a topic")
+
+    return [
+        ("index columns", count, "/s", index_columns),
+        ("index columns, by topic", count, "/s", by_topic),
+        ("with bodies", gigabytes, "GB/s", bodies),
+        ("a topic, by where", count, "/s", partial(a_topic, "")),
+        ("a topic, of the reader", count, "/s", partial(a_topic, "t7")),
+    ]
 
 
 def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
@@ -147,33 +181,10 @@ def _hour(setup: Setup, spark: Any, data: Path, listed: Any) -> Row:
         ],
     )  # fmt: skip
     count, out = listed.hours[0].entries, setup.directory / "archive"
-    options = Options(path=str(data), listing=listed.encode())
+    options = Options(path=str(data), listing=listed.encode(), verify=False)
     gigabytes = (count * INDEX.itemsize + listed.hours[0].log_bytes) / 1e9
 
-    def rows(columns: str, topics: str = "") -> Any:
-        reader = spark.read.format("hadelay").options(path=str(data), listing=options.listing, columns=columns)
-        return reader.option("topics", topics).load()
-
-    def index_columns() -> None:
-        _right(_one(rows(_INDEX_COLUMNS), "sum(size)") > count * _BODY, "bytes of records")
-
-    def by_topic() -> None:
-        _right(len(rows(_INDEX_COLUMNS).groupBy("topic").sum("size").collect()) == _TOPICS, "topics")
-
-    def bodies() -> None:
-        _right(_one(rows("body"), "sum(length(body))") == count * _BODY, "bytes of bodies")
-
-    def a_topic(topics: str) -> None:
-        of_one = rows("topic,entry,body", topics).where("topic = 't7'")
-        _right(_one(of_one, "count(body)") == len(range(7, count, _TOPICS)), "rows of a topic")
-
-    scans: list[tuple[str, float, str, Callable[[], None]]] = [
-        ("index columns", count, "/s", index_columns),
-        ("index columns, by topic", count, "/s", by_topic),
-        ("with bodies", gigabytes, "GB/s", bodies),
-        ("a topic, by where", count, "/s", partial(a_topic, "")),
-        ("a topic, of the reader", count, "/s", partial(a_topic, "t7")),
-    ]
+    scans = _scans(spark, options, count, gigabytes)
     setup.say("spark, warming up: the JVM compiles what runs often")
     for _ in range(setup.many(3, 1)):
         for _, _, _, scan in scans:
@@ -214,7 +225,7 @@ def _judged(spark: Any, data: Path, listed: Any, engine: str) -> Any:
     from tests.pipeline import exact_oracle
 
     run = exact_oracle.run if engine == "exact" else reconcile.run
-    return run(spark, ReconcileOptions(Options(path=str(data), listing=listed.encode())))
+    return run(spark, ReconcileOptions(Options(path=str(data), listing=listed.encode(), verify=False)))
 
 
 def _one(frame: Any, expression: str) -> Any:
