@@ -9,15 +9,18 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test browser frameworks spark-cluster check format bench chaos soak overload sim lock docs site clean
+.PHONY: help setup demo test long browser frameworks bridge spark-cluster check format shards bench chaos soak overload sim lock docs site clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table counts what was lost, doubled, early, late'
-	@echo 'make test    all tests'
+	@echo 'make test    all tests, with few examples and seeds'
+	@echo 'make long    all tests with all examples, seeds and deliberate bugs'
 	@echo 'make browser  Chromium and its driver, for the tests of the console in a real browser; they are skipped without'
 	@echo 'make frameworks  workers of Celery and other frameworks, killed and restarted, at full size'
+	@echo 'make bridge  bridges of RabbitMQ, the broker and the leader, killed in a loop; needs rabbitmq-server of Debian'
 	@echo 'make check   format, lint, types'
 	@echo 'make spark-cluster   the pipeline on a Spark cluster of a master and two workers on this machine'
+	@echo 'make shards  20,000 random changes of the shard map over the real apply'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
 	@echo 'make chaos   one hour of faults of every kind that works here, against real processes (docs/howto/chaos.md)'
 	@echo 'make soak    one hour of moderate load: memory, descriptors, journal and lateness stay flat, with plots'
@@ -58,6 +61,10 @@ $(FRAMEWORKS): $(READY) requirements-frameworks.lock
 frameworks: $(READY) $(FRAMEWORKS)
 	@HADELAY_FRAMEWORKS=1 $(PY) -m pytest tests/frameworks
 
+# RabbitMQ takes half a minute to start.
+bridge: $(READY) $(FRAMEWORKS)
+	@HADELAY_BRIDGE=1 $(PY) -m pytest -s tests/bridge
+
 # Chromium's shell without windows is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the
 # screenshots.
 BROWSER := $(VENV)/.browser
@@ -76,7 +83,7 @@ demo: $(READY)
 
 # Side by side: some of the tests wait for processes and disks while the simulators compute. Each part takes as long as
 # the others.
-SIM := tests/sim tests/tasks tests/webhooks
+SIM := tests/sim tests/tasks tests/webhooks tests/handout tests/storage
 SIDE := tests/raft tests/chaos tests/cli tests/ledger tests/overload tests/frameworks tests/security
 REAL := tests/console tests/docs tests/http tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
@@ -86,6 +93,9 @@ test: $(READY) $(SPARK) $(FRAMEWORKS)
 	$(PY) -m pytest $(addprefix --ignore=,$(SIM) $(SIDE) $(REAL)); others=$$?; \
 	wait $$sim; sim=$$?; wait $$side; side=$$?; wait $$real; real=$$?; \
 	cat $(VENV)/sim.log $(VENV)/side.log $(VENV)/real.log; exit $$((others ? others : sim ? sim : side ? side : real))
+
+long:
+	@HADELAY_LONG=1 $(MAKE) test
 
 # docs/howto/spark-cluster.md is what it runs.
 spark-cluster: $(READY) $(SPARK)
@@ -117,6 +127,9 @@ overload: $(READY)
 
 # Fewer: make sim SEEDS=1000
 SEEDS := 100000
+shards: $(READY)
+	HADELAY_SHARD_SEEDS=20000 $(PY) -m pytest tests/ledger/test_shards_model.py
+
 sim: $(READY)
 	@$(PY) -m chaos sim --seed 1 --count $(SEEDS) --log sim-out/seeds.jsonl
 

@@ -88,8 +88,8 @@ def run(seeds: range) -> list[bytes]:
 
     cli._quiet()
     for seed in seeds:
-        report = cli.Wish().run(seed)
-        assert not report.failure, cli.story(report)
+        report = cli.Options().run(seed)
+        assert not report.failure, cli.explain(report)
     return [bytes(lines) for lines in watch.hits]
 
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,22 @@ from hadelay.cli.app import COMMANDS, build
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.pipeline import schema
 from hadelay.server.metrics import FAMILIES, OTHER
+from hadelay.settings.kinds import shown_name
 from hadelay.settings.node import RETIRED, Config
-from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, shown_name
+from hadelay.settings.topic import DEFAULTS, SETTINGS
+
+try:
+    import rowtypes
+except ImportError:
+    from tools import rowtypes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
 DECISIONS = ROOT / "docs" / "adr"
+DECISIONS_FORM = """\
+Each page has the decisions about one part of hadelay, of 2026-11. A section says what was decided and why, what was
+rejected, whether the decision is accepted or only proposed, and what would reopen it. The section of a superseded
+decision is deleted; numbers are not used again."""
 HEAD = "<!-- Made by `make docs`; change the code instead. -->\n"
 
 
@@ -106,10 +117,9 @@ def topics_page() -> str:
     text = [HEAD, "# Settings of a topic", ""]
     text += ["Set by [`PUT /v1/topics/{topic}`](http.md#topics), `put_topic` of a client, `hadelay topic set`.", ""]
     text += ["| Setting | When it is not set | |", "|---|---|---|"]
-    newest = DEFAULTS_OF[NEWEST_DEFAULTS]
     for name, setting in SETTINGS.items():
-        value = getattr(newest, name)
-        default = "" if value in (None, "") or name == "backoff" else f"`{_default(name, value)}`"
+        value = getattr(DEFAULTS, name)
+        default = "" if value in (None, "", ()) or name == "backoff" else f"`{_default(name, value)}`"
         text.append(f"| `{shown_name(name)}` | {default} | {setting.help} |")
     return "\n".join([*text, ""])
 
@@ -188,16 +198,26 @@ def metrics_page() -> str:
     return "\n".join(text)
 
 
+def decisions() -> Iterator[tuple[int, str, str]]:
+    """Number, title and page of each decision."""
+    for page in sorted(DECISIONS.glob("*.md")):
+        for number, title in re.findall(r"^## ADR (\d+): (.*)$", page.read_text(), re.M):
+            yield int(number), title, page.name
+
+
 def decisions_page() -> str:
-    form = "Each page has a context, a decision and its consequences. A later decision may supersede an earlier one."
-    text = [HEAD, "# Decisions", "", form, ""]
-    for page in sorted(DECISIONS.glob("[0-9]*.md")):
-        title = page.read_text().partition("\n")[0].partition(": ")[2]
-        text.append(f"- [{page.name[:4]}: {title}]({page.name})")
-    return "\n".join(text) + "\n"
+    text = [HEAD, "# Decisions", "", DECISIONS_FORM, ""]
+    found = sorted(decisions())
+    for page in sorted({page for _, _, page in found}):
+        title = (DECISIONS / page).read_text().partition("\n")[0].removeprefix("# Decisions: ")
+        text += [f"## [{title[0].upper()}{title[1:]}]({page})", ""]
+        text += [f"- [ADR {number}]({page}#adr-{number}): {words}" for number, words, at in found if at == page]
+        text.append("")
+    return "\n".join(text)
 
 
 def main() -> None:
+    rowtypes.main()
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / "config.md").write_text(config_page())
     (PAGES / "topics.md").write_text(topics_page())

@@ -52,7 +52,7 @@ def _fill(client: Client, word: str) -> None:
     _ids.append(cancelled)
     for n in range(3):
         _ids.append(client.put(TOPICS[1], f"{word} now {n}".encode()).id)
-    acked, nacked, _held = client.receive(TOPICS[1], max=3, wait="5s", lease="12h")
+    acked, nacked, _leased = client.receive(TOPICS[1], max=3, wait="5s", lease="12h")
     client.ack(acked.lease)
     client.nack(nacked.lease, delay="6h")
 
