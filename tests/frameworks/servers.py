@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from chaos.freeports import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Limit of each wait, in seconds.
 PATIENCE_S = 60.0
@@ -30,8 +32,7 @@ class Server:
     """`python WORDS` in a directory; {port} in the words is a free port."""
 
     def __init__(self, directory: Path, words: str, **environ: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = directory / "log"
         with self._log.open("w") as output:

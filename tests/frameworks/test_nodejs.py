@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.freeports import free_ports
 from hadelay.testing import LocalNode
 from tests.frameworks.support import DOCS, FULL
 
@@ -62,8 +63,7 @@ def test_a_receiver_takes_genuine_calls_and_refuses_others(tmp_path: Path) -> No
         or subprocess.run(install, cwd=tmp_path, capture_output=True, check=False).returncode
     ):
         pytest.skip("npm cannot install standardwebhooks")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     environ = {**os.environ, "WEBHOOK_SECRET": SECRET, "PORT": str(port)}
     log = tmp_path / "log"
     with log.open("w") as output, LocalNode() as node:
