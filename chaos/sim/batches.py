@@ -14,7 +14,7 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.records import decode_record
 from hadelay.ledger.batches import batches
 from hadelay.ledger.views.describe import describe
-from hadelay.model import DEAD_HOURS, Event
+from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
@@ -44,9 +44,16 @@ def batches_called_back(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         for key, seen in _seen(node.ledger).items():
             found = batches.find(node.ledger, key)
-            # A batch may be forgotten, and hours with members be deleted, after a suspension of hours.
-            if found is not None and len(seen.ends) == found.state.joined:
+            # A batch may be forgotten, and hours with members or with the callback be deleted, after a suspension of
+            # hours.
+            if found is not None and len(seen.ends) == found.state.joined and _keeps_callback(node.ledger, found):
                 judge(cluster, key, seen, found.state.flags)
+
+
+def _keeps_callback(ledger: Ledger, found: batches.Found) -> bool:
+    """Whether the hour in which the callback of a batch falls due is still there, or the batch has none."""
+    due_ms = found.state.ended_ms + found.stored.spec.delay_ms
+    return not found.state.callback or due_ms // HOUR_MS in ledger.store.hours()
 
 
 def judge(cluster: SimCluster, key: str, seen: Seen, flags: int) -> None:
