@@ -130,4 +130,4 @@ class Door:
         except Exception as error:
             call.context.failed(name, error, call.request.method)
             answer = protocol.refusal(call, translated(unexpected(error, call.request.method), protocol.codes))
-        return answer._replace(headers={"x-amzn-RequestId": new_id(), **answer.headers})
+        return Answer(answer.status, {"x-amzn-RequestId": new_id(), **answer.headers}, answer.body)

@@ -51,7 +51,7 @@ class Queue(NamedTuple):
         return self.name.endswith(FIFO)
 
     def own(self, name: str, default: str = "") -> str:
-        return self.labels.get(OWN + name, default)
+        return self.labels.get(OWN + name, default) if self.settings.labels else default
 
 
 async def find(ask: Ask, name: str, *, stale: bool = False) -> Queue:

@@ -14,7 +14,7 @@ import msgspec
 from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs.protocol import Document, invalid
 
-ENVELOPE = "application/vnd.hadelay.sqs+json"
+TEXT, ENVELOPE = "text/plain", "application/vnd.hadelay.sqs+json"
 #: Prefix of attributes that are options of the publish, and are not kept with the message.
 OPTION = "hadelay."
 #: Limits of SQS: number of attributes, and characters of a name and of a type.
@@ -54,7 +54,7 @@ Values = Mapping[str, Value]
 
 def check_text(text: str, member: str) -> str:
     """Text with no character that SQS forbids. Raises AwsError."""
-    if wrong := _FORBIDDEN.search(text):
+    if not text.isprintable() and (wrong := _FORBIDDEN.search(text)):
         raise AwsError(
             "InvalidMessageContents",
             f"{member}: the character U+{ord(wrong[0]):04X} at {wrong.start()} is not allowed: send base64 instead",
@@ -64,6 +64,8 @@ def check_text(text: str, member: str) -> str:
 
 def check_values(values: Values) -> None:
     """Raises AwsError for attributes that SQS refuses."""
+    if not values:
+        return
     if sum(not name.startswith(OPTION) for name in values) > _MOST:
         raise invalid(f"MessageAttributes: {len(values)} given; a message has at most {_MOST}")
     for name, value in values.items():
@@ -102,16 +104,17 @@ def md5_of(values: Values) -> str:
 
 def size_of(text: str, values: Values) -> int:
     """Bytes that SQS counts: the text, and names, types and values of the attributes."""
-    return len(text.encode()) + sum(
-        len(name.encode()) + len(value.DataType.encode()) + len(value.raw) for name, value in values.items()
-    )
+    size = len(text.encode())
+    for name, value in values.items():
+        size += len(name.encode()) + len(value.DataType.encode()) + len(value.raw)
+    return size
 
 
 def pack(text: str, values: Values) -> tuple[bytes, str]:
     """Body and content type of a message to publish."""
-    kept = {name: value for name, value in values.items() if not name.startswith(OPTION)}
+    kept = {name: value for name, value in values.items() if not name.startswith(OPTION)} if values else {}
     if not kept:
-        return text.encode(), "text/plain"
+        return text.encode(), TEXT
     found = {name: _Kept(one.DataType, one.StringValue, one.BinaryValue) for name, one in kept.items()}
     return msgspec.json.encode(_Envelope(text, found)), ENVELOPE
 
