@@ -197,3 +197,23 @@ def test_task_goes_on_after_its_leader_is_killed(cluster: Cluster, queue: Make) 
     assert counted(again, dead) == counted(again, source) == [0, 0]
     made.close()
     again.close()
+
+
+def test_the_attribute_of_the_queue_in_which_a_message_died(sqs: Any, queue: Make) -> None:
+    dead, other = queue(), queue()
+    source = queue(**policy(arn_of(dead)))
+    sqs.send_message(QueueUrl=source, MessageBody="dies")
+    dies(sqs, source)
+    sqs.send_message(QueueUrl=dead, MessageBody="sent")
+    for asked in ("All", "DeadLetterQueueSourceArn"):
+        until(lambda: counted(sqs, dead) == [2, 0], "both are visible")
+        got = sqs.receive_message(
+            QueueUrl=dead, MaxNumberOfMessages=10, VisibilityTimeout=0, MessageSystemAttributeNames=[asked]
+        )["Messages"]
+        found = {one["Body"]: one.get("Attributes", {}).get("DeadLetterQueueSourceArn") for one in got}
+        assert found == {"dies": arn_of(source), "sent": None}
+    until(lambda: counted(sqs, dead) == [2, 0], "both are visible")
+    sqs.start_message_move_task(SourceArn=arn_of(dead), DestinationArn=arn_of(other))
+    assert ended(sqs, arn_of(dead))["Status"] == "COMPLETED"
+    for one in receive(sqs, other):
+        assert "DeadLetterQueueSourceArn" not in one["Attributes"], "this queue is no queue for dead letters"

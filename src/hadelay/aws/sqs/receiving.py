@@ -10,7 +10,7 @@ from msgspec import field
 from hadelay.api.consuming import Received
 from hadelay.api.service import Leader, ReceiveRequest
 from hadelay.api.text import parse_id, parse_instant
-from hadelay.aws.arns import ACCOUNT
+from hadelay.aws.arns import ACCOUNT, queue_arn
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs import values
@@ -22,12 +22,12 @@ from hadelay.errors import HadelayError
 from hadelay.http.answers import Answer
 from hadelay.http.consume import hand_out
 
-_FIRST = "ApproximateFirstReceiveTimestamp"
+_FIRST, _SOURCE = "ApproximateFirstReceiveTimestamp", "DeadLetterQueueSourceArn"
 #: System attributes that a receive may ask for.
 _KNOWN = frozenset(
     (
         "All", "SenderId", "SentTimestamp", "ApproximateReceiveCount", _FIRST, "SequenceNumber",
-        "MessageDeduplicationId", "MessageGroupId", TRACE, "DeadLetterQueueSourceArn",
+        "MessageDeduplicationId", "MessageGroupId", TRACE, _SOURCE,
     )
 )  # fmt: skip
 
@@ -124,6 +124,10 @@ async def _system(ask: Ask, message: Received[str], published_ms: int, wanted: f
     every = "All" in wanted
     if every or _FIRST in wanted:
         found[_FIRST] = str(await _first_ms(ask, message))
+    if every or _SOURCE in wanted:
+        source = ask.call.service.messages.died_in(parse_id(message.id), message.topic)
+        if source is not None and ask.may_any(source):
+            found[_SOURCE] = queue_arn(source)
     return {name: text for name, text in found.items() if every or name in wanted}
 
 

@@ -283,6 +283,12 @@ def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, in
     ]
 
 
+def source_of(ledger: Ledger, first_id: int) -> int:
+    """Number of the topic whose `dead_letter` routed the message away last, or NONE32."""
+    stored = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
+    return NONE32 if stored is None else int(SOURCE.unpack_from(stored, PLACE_VALUE.size)[0])
+
+
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
     """Number of messages, from the first on, whose costs fit into `room`. at_least: count one message in any case."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))

@@ -26,7 +26,7 @@ from hadelay.codec.results import (
 )
 from hadelay.errors import Conflict, Impossible, NotFound
 from hadelay.ledger.hours.lookup import find_entry, state_of
-from hadelay.ledger.hours.transitions import failures_of
+from hadelay.ledger.hours.transitions import failures_of, source_of
 from hadelay.ledger.leases import dead
 from hadelay.ledger.messages.copies import copies_of, published_id
 from hadelay.ledger.messages.keys import find_key
@@ -89,6 +89,14 @@ class MessageService(Service):
         published = await node.reader.repaired(lambda: published_id(node.ledger, message_id))
         other = None if published in (None, message_id) else encode_id(published or 0)
         return msgspec.structs.replace(found, copies=copies or None, published_id=other)
+
+    def died_in(self, message_id: int, topic: str) -> str | None:
+        """Name of the topic in which a message of `topic` died, as far as this node knows, if that topic still has its
+        dead letters there; None for other messages."""
+        ledger = self._node.ledger
+        number = source_of(ledger, message_id)
+        source = None if number == NONE32 else ledger.topics[number]
+        return source.name if source is not None and source.exists and source.settings.dead_letter == topic else None
 
     async def topics_with_key(self, key: bytes, *, stale: bool) -> list[str]:
         """Names of the topics that remember a message under a client key. Costs a look-up per topic."""
