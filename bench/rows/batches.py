@@ -1,7 +1,9 @@
-"""What an ack of a batch's member costs, apply alone and the whole leader, beside an ack of another message."""
+"""What an ack of a batch's member costs, apply alone and the whole leader, beside an ack of another message, and beside
+acks in a cluster without batches."""
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from pathlib import Path
@@ -30,10 +32,10 @@ from hadelay.storage.tables import Tables
 from hadelay.version import FEATURE_LEVEL
 
 START_MS = 1_795_197_600_000
-#: Messages of one entry: published, leased and acked together.
+#: Messages of one entry: published and leased together, and by default acked together.
 _SIZE = 100
-#: Entries of acks that are measured in one slice.
-_SLICE = 10
+#: Messages whose acks are measured in one slice.
+_SLICE = 2_000
 
 
 class Apply:
@@ -53,8 +55,8 @@ class Apply:
         self._index += 1
         apply_entry(self.ledger, self._index, 1, encode_entry(START_MS, [command]))
 
-    def leased(self, topic: str, batch: str) -> bytes:
-        """Publish and lease messages; returns the command that acks them."""
+    def leased(self, topic: str, batch: str, size: int) -> list[bytes]:
+        """Publish and lease messages; returns the commands that ack them, `size` each."""
         meta = pack(Meta(batch=batch or None, ct="text/plain"))
         draft = Draft(topic, 0, True, 0, 0, meta, b"x" * 200, batched=bool(batch))
         self.apply(encode_publish("n1", [draft] * _SIZE))
@@ -66,22 +68,25 @@ class Apply:
         rows = np.zeros(_SIZE, LEASE)
         rows["term"], rows["seq"], rows["pos"] = 1, self._seq, np.arange(_SIZE)
         rows["hour"], rows["index"] = hours, indexes
-        return encode_ack("n1", rows)
+        return [encode_ack("n1", rows[at : at + size]) for at in range(0, _SIZE, size)]
 
     def checkpoint(self) -> None:
         layer = self.tables.freeze()
         self.tables.backend.commit(layer.dropped, layer.puts())
         self.tables.committed()
 
-    def slice(self, topic: str, batch: str, *, stored: bool) -> float:
-        """Acks of one slice, in µs of processor time per ack. stored: the members are in a checkpoint."""
-        commands = [self.leased(topic, batch) for _ in range(_SLICE)]
+    def slice(self, topic: str, batch: str, size: int, *, stored: bool) -> float:
+        """Acks of one slice, `size` per entry, in µs of processor time per ack. stored: the messages are in a
+        checkpoint."""
+        count = _SLICE if size > 1 else _SLICE // 10
+        commands = [command for _ in range(count // _SIZE) for command in self.leased(topic, batch, size)]
         if stored:
             self.checkpoint()
+        gc.collect()
         began = time.process_time()
         for command in commands:
             self.apply(command)
-        return (time.process_time() - began) / (_SLICE * _SIZE) * 1e6
+        return (time.process_time() - began) / count * 1e6
 
 
 def _cpu_us(pid: int) -> float:
@@ -105,23 +110,28 @@ def _whole(cluster: Cluster, topic: str, batch: str, rounds: int) -> float:
     return spent / count
 
 
-def _alone(setup: Setup, row: Row, number: int) -> None:
-    directory = setup.directory / f"batches-{number}"
-    apply = Apply(directory)
-    apply.apply(codec.encode_open("b", Spec("done", On.COMPLETE, 0, 0, 0, b"", None, 86_400_000)))
-    took: dict[str, list[float]] = {"others": [], "members": []}
-    for turn in range(setup.many(100, 40)):
-        for name, batch in (("others", ""), ("members", "b"))[:: 1 if turn % 2 else -1]:
-            took[name].append(apply.slice(name, batch, stored=turn % 4 > 1))
+def _alone(setup: Setup, row: Row, number: int, size: int) -> None:
+    """Acks of members, of other messages beside a batch, and in a ledger without batches, slice by slice in turns."""
+    took: dict[str, list[float]] = {"no batch": [], "others": [], "members": []}
+    directories = [setup.directory / f"batches-{number}-{size}-{n}" for n in range(2)]
+    without, beside = map(Apply, directories)
+    beside.apply(codec.encode_open("b", Spec("done", On.COMPLETE, 0, 0, 0, b"", None, 86_400_000)))
+    beside.leased("members", "b", size)
+    turns = [("no batch", without, ""), ("others", beside, ""), ("members", beside, "b")]
+    for turn in range(setup.many(90, 42)):
+        for name, apply, batch in (*turns[turn % 3 :], *turns[: turn % 3]):
+            took[name].append(apply.slice(name, batch, size, stored=turn % 2 > 0))
     for name, values in took.items():
-        row.add(f"apply, {name}", median(values[2:]), "µs/ack")
-    shutil.rmtree(directory)
+        row.add(f"apply {size}, {name}", median(values[6:]), "µs/ack")
+    for directory in directories:
+        shutil.rmtree(directory)
 
 
 def batches(setup: Setup) -> list[Row]:
     row = Row("batches", "acks, 100 per request: members of a batch and other messages by turns", [])
     for number in setup.each_round("batches"):
-        _alone(setup, row, number)
+        for size in (1, _SIZE):
+            _alone(setup, row, number, size)
         with setup.cluster() as cluster:
             opened = {"key": "b", "callback": {"topic": "done"}}
             get(f"{cluster.leader().http}/v1/batches", body=msgspec.json.encode(opened))
@@ -131,6 +141,8 @@ def batches(setup: Setup) -> list[Row]:
                     took[name].append(_whole(cluster, name, batch, 3))
             for name, values in took.items():
                 row.add(f"leader, {name}", median(values[1:]), "µs/ack")
-    row.ratio("apply, ratio", "apply, members", "apply, others")
+    for size in (1, _SIZE):
+        for name in ("others", "members"):
+            row.ratio(f"apply {size}, {name}, ratio", f"apply {size}, {name}", f"apply {size}, no batch")
     row.ratio("leader, ratio", "leader, members", "leader, others")
     return [row]

@@ -6,11 +6,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hadelay.codec.batches import CANCELLED, ENDED, EXPIRED, MAX_FAILURES, REFUSED, SEALED
 from hadelay.ledger.batches.batches import BATCH, BATCHEND, END_KEY, Found, found_by
-from hadelay.ledger.batches.members import BATCHFAIL, BATCHKEY, BATCHOF, BATCHST, FAILURE_KEY, NUMBER, number_in
-from hadelay.ledger.hours.lookup import stored_entry
-from hadelay.model import DEAD_HOURS
+from hadelay.ledger.batches.members import (
+    BATCHFAIL,
+    BATCHKEY,
+    BATCHOF,
+    BLOCK,
+    BLOCK_KEY,
+    FAILURE_KEY,
+    NUMBER,
+    RUN,
+    number_in,
+)
 
 if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
@@ -18,20 +28,9 @@ if TYPE_CHECKING:
 
 def check(ledger: Ledger) -> None:
     """Check all batches. Raises AssertionError with the inconsistency."""
-    members, by_topic = Counter[int](), Counter[int]()
-    for key, packed in ledger.tables.range(BATCHOF, limit=1 << 30):
-        (first_id,), (number,) = NUMBER.unpack(key), NUMBER.unpack(packed)
-        entry = stored_entry(ledger, first_id)
-        assert entry is not None, f"{first_id:x} is a member of batch {number}, but is gone"
-        assert entry.hour < DEAD_HOURS, f"{first_id:x} is dead, and still a member of batch {number}"
-        ended = ledger.outcome_of(entry.hour, entry.index)[0]
-        assert ended is None, f"{first_id:x} is {ended!r}, and still a member of batch {number}"
-        members[number] += 1
-        by_topic[int(entry.rows["topic"][0])] += 1
-    for topic in ledger.topics.all:
-        assert topic.batched == by_topic[topic.number], f"{topic.name}: batched {topic.batched}"
+    members = _open_members(ledger)
     rows = [number_in(key) for key, _ in ledger.tables.range(BATCH, limit=1 << 30)]
-    assert rows == [number_in(key) for key, _ in ledger.tables.range(BATCHST, limit=1 << 30)], "batches without state"
+    assert rows == sorted(ledger.batch_states, reverse=True), "batches without state"
     assert len(rows) == ledger.batches.count, f"{ledger.batches.count} batches, {len(rows)} rows"
     found = [batch for number in rows if (batch := found_by(ledger, number)) is not None]
     keys = {batch.stored.key.encode(): NUMBER.pack(batch.number) for batch in found}
@@ -45,6 +44,31 @@ def check(ledger: Ledger) -> None:
     for batch in found:
         _check_batch(batch, members[batch.number])
     assert not ledger.complete, f"batches {ledger.complete} are complete, and have not ended"
+
+
+def _open_members(ledger: Ledger) -> Counter[int]:
+    """Count unsettled members by batch; checks the rows of each hour, and the numbers in grants."""
+    found, blocks, by_entry = Counter[int](), Counter[int](), dict[tuple[int, int], int]()
+    for key, row in ledger.tables.range(BATCHOF, limit=1 << 30):
+        hour, block = BLOCK_KEY.unpack(key)
+        blocks[hour] += 1
+        behind = 0
+        for first, last, number in np.frombuffer(row, RUN).tolist():
+            assert behind <= first <= last, f"members {first} to {last} of row {hour}/{block}, behind {behind}"
+            behind = last + 1
+            for index in range(block * BLOCK + first, block * BLOCK + last + 1):
+                by_entry[hour, index] = number
+                if ledger.outcome_of(hour, index)[0] is None:
+                    topic = ledger.topics[int(ledger.store.entries(hour, slice(index, index + 1))["topic"][0])]
+                    assert topic.batched, f"{topic.name} has a member of batch {number}, and does not know"
+                    found[number] += 1
+    batched = {hour: state.batched for hour, state in ledger.hours.items() if state.batched}
+    assert blocks == batched, f"rows of members by hour: {dict(blocks)}, counted {batched}"
+    for grant in ledger.grants.values():
+        for row in grant.rows[grant.rows["open"] == 1]:
+            number = by_entry.get((int(row["hour"]), int(row["index"])), 0)
+            assert int(row["batch"]) == number, f"grant {grant.key}: {row}, of batch {number}"
+    return found
 
 
 def _check_batch(found: Found, members: int) -> None:

@@ -100,7 +100,7 @@ def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
     names = (
         b"ackres", b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead", b"sched", b"schedst", b"schednext",
         b"schedof", b"group", b"groupq", b"groupof", b"uniq", b"uniqend",
-        b"batch", b"batchst", b"batchkey", b"batchof", b"batchend", b"batchfail",
+        b"batch", b"batchkey", b"batchof", b"batchend", b"batchfail",
     )  # fmt: skip
     return [storage.tables.range(name, limit=100_000) for name in names]
 

@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -265,6 +266,65 @@ def test_a_cancel_during_a_search_gets_another_search() -> None:
     assert (world.ledger.batches.searched, world.ledger.batches.cancels, callbacks(world)) == (2, 2, 2)
 
 
+def test_a_member_that_is_rescheduled_during_a_search_is_found_by_another_search() -> None:
+    """The search reads entries in their order, and the new entry may lie before its place."""
+    world = opened()
+    (one,) = world.ids(member(in_ms=9 * HOUR_MS))
+    world.one(codec.encode_cancel("b"))
+    world.one(commands.encode_reschedule("n1", HOUR_MS, True, [one]))
+    assert not world.one(codec.encode_step(1, [])).done
+    leader = Leader(world)
+    leader.run()
+    assert (counts(world), leader.steps) == ((1, 0, 0, 0, 1), 1)
+
+
+def numbers(world: World, hours: int = 0) -> list[int]:
+    """Number of the batch of each entry, 0 for none, of the hour that begins in so many hours."""
+    hour = START_MS // HOUR_MS + hours
+    return members.numbers_of(world.ledger, hour, np.arange(world.ledger.store.count(hour), dtype=np.uint32)).tolist()
+
+
+def test_numbers_of_neighbouring_entries_are_kept_in_runs() -> None:
+    world = opened()
+    world.one(codec.encode_open("c", spec()))
+    world.checking = 0
+    rng, expected = random.Random(1), {0: list[int](), 1: list[int]()}
+    for _ in range(40):
+        some = [(rng.choice((1, 1, 1, 2, 0)), rng.randrange(2)) for _ in range(rng.choice((1, 5, 60)))]
+        if rng.random() < 0.5:
+            some = [some[0]] * len(some)
+        world.ids(*(member("bc"[n - 1], in_ms=h * HOUR_MS) if n else draft("t", h * HOUR_MS) for n, h in some))
+        for n, h in some:
+            expected[h].append(n)
+    assert [numbers(world, h) for h in (0, 1)] == [expected[0], expected[1]]
+    assert min(map(len, expected.values())) > members.BLOCK
+    world.ids(*[member() for _ in range(100)])
+    ledgercheck.check(world.ledger)
+    alone = opened()
+    for _ in range(3):
+        alone.ids(member(), member())
+    assert [len(row) for _, row in alone.ledger.tables.range(members.BATCHOF)] == [members.RUN.itemsize]
+
+
+def test_rows_of_members_go_with_their_hour() -> None:
+    world = opened()
+    world.checking = 0
+    ids = world.ids(*[member() for _ in range(3 * members.BLOCK)])
+    world.now += 1
+    world.nack(world.lease(ids[0]), 5 * HOUR_MS)
+    world.cancel(*ids[1:])
+    hour = START_MS // HOUR_MS
+    world.now += 3 * HOUR_MS
+    while not world.maintain(Job.RETIRE, hour, 100).done:
+        pass
+    assert [members.BLOCK_KEY.unpack(key)[0] for key, _ in world.ledger.tables.range(members.BATCHOF)] == [hour + 5]
+    world.checking = 1
+    seal(world)
+    world.now += 3 * HOUR_MS
+    world.ack(world.lease(ids[0]))
+    assert (counts(world), callbacks(world)) == ((768, 1, 0, 0, 767), 1)
+
+
 class Leader:
     """The search of a leader, on a runtime whose timers fire at once; commands are applied when they are proposed."""
 
@@ -307,11 +367,11 @@ def test_the_leader_finds_what_waits_and_begins_anew_after_a_failure() -> None:
     world.one(codec.encode_cancel("b"))
     leader.fails = 1
     leader.run()
-    assert (counts(world)[4], counts(world, "other")[4], leader.steps) == (633, 0, 5)
+    assert (counts(world)[4], counts(world, "other")[4], leader.steps) == (633, 0, 3)
     world.ack(lease)
     assert callbacks(world) == 1
     leader.run()
-    assert leader.steps == 5
+    assert leader.steps == 3
     world.one(codec.encode_cancel("other"))
     later = Leader(world)
     later.run()

@@ -10,9 +10,22 @@ import pytest
 
 from chaos.sim.savedcheck import same
 from hadelay.codec import commands
+from hadelay.codec.batches import On, Spec, encode_open
 from hadelay.codec.jobcommands import JobBegin, JobSpec
 from hadelay.ledger import changedrows, checkpoint
-from hadelay.ledger.changedrows import AUDIT, GRANTS, HOURS, JOBS, SLICE_BYTES, SLICE_ROWS, TABLES, TOKENS, TOPICS, Row
+from hadelay.ledger.changedrows import (
+    AUDIT,
+    BATCHST,
+    GRANTS,
+    HOURS,
+    JOBS,
+    SLICE_BYTES,
+    SLICE_ROWS,
+    TABLES,
+    TOKENS,
+    TOPICS,
+    Row,
+)
 from hadelay.ledger.jobs.bulk import MAX_JOBS
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
@@ -22,7 +35,7 @@ from tests.ledger.world import World, draft
 
 #: Topics of the test: a tenth of what a cluster may have by default.
 TOPICS_MADE = 10_000
-HOURS_TOUCHED, GRANTS_OPEN = 2_000, 2_000
+HOURS_TOUCHED, GRANTS_OPEN, BATCHES_OPEN = 2_000, 2_000, 2_000
 AUDITED_NOOP = commands.encode_audited("n1", "i", "t", "a", "o", commands.encode_noop())
 
 
@@ -45,6 +58,8 @@ def full() -> World:
     for n in range(MAX_JOBS):
         spec = JobSpec("cancel", "far", ids=tuple(range(n, n + 100)))
         world.one(commands.encode_job_begin(JobBegin("n1", "", f"{n}".encode().ljust(16), ["far"], spec)))
+    for n in range(BATCHES_OPEN):
+        world.one(encode_open(f"b{n}", Spec("t0", On.COMPLETE, 0, 0, 0, b"", None, HOUR_MS)))
     return world
 
 
@@ -54,7 +69,7 @@ def test_each_slice_is_small_however_much_there_is(full: World) -> None:
     rows = list(chain.from_iterable(turns))
     assert {table: sum(row[0] == table for row in rows) for table in TABLES} == {
         TOPICS: TOPICS_MADE, GRANTS: GRANTS_OPEN, JOBS: MAX_JOBS, TOKENS: MAX_TOKENS, AUDIT: MAX_AUDIT + 1,
-        HOURS: HOURS_TOUCHED + 1,
+        HOURS: HOURS_TOUCHED + 1, BATCHST: BATCHES_OPEN,
     }  # fmt: skip
     assert len(core) < 2_000
     assert max(map(len, turns)) == SLICE_ROWS

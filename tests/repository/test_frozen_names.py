@@ -17,6 +17,7 @@ from pyroaring import BitMap
 
 from chaos.sim.cluster import SimCluster
 from hadelay import errors
+from hadelay.codec.batches import State
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.codec.records import Record
@@ -131,7 +132,7 @@ def state_of_everything() -> Ledger:
     ledger.unique_count, ledger.filled_copies, ledger.made = 19, 20, {"topics": Counter(t=3)}
     ledger.hours[51] = HourState(
         others={Event.CANCELLED: BitMap()}, returned=1, carried=2, retire_at=3, keyed=4, settled_at_ms=5, results=6,
-        unfilled={7: BitMap()},
+        unfilled={7: BitMap()}, batched=8,
     )  # fmt: skip
     ledger.jobs[1] = BulkJob(1, SPEC, "n1", "t", b"r", 66, {0: 3}, (67, 68), 69, True, 70, 71, 72, 73, 74)
     ledger.cursor, ledger.sweep, ledger.suspects = (11, 12, 13), (14, 15), ((81, 82),)
@@ -141,7 +142,7 @@ def state_of_everything() -> Ledger:
             open=21, leased=22, tombstoned=23, published=24, bytes=25, spent_ns=26, dead=27, dead_mark_ms=33,
             redrive=RedriveJob(upto_ms=41, rate=2.5, start_ms=42, count=43, after=(44, 45)), alerted=34,
             marks=[PurgeMark(generation=51, at_ms=52, ready=True)], settled=[28] * 10, group_rows=35, grouped=36,
-            blocked=37, used_ms=38, dropped=39, born=40, retrying=46, batched=47,
+            blocked=37, used_ms=38, dropped=39, born=40, retrying=46, batched=True,
         )
     )  # fmt: skip
     grant = OpenGrant(61, 62, "c", 63, b"request", 64, np.zeros(1, LEASED), progress={0: "half"}, number=65)
@@ -159,6 +160,7 @@ def state_of_everything() -> Ledger:
     )  # fmt: skip
     ledger.audit = Audit(1, [entry])
     ledger.schedules = ScheduleCounts(count=101, bytes=102, tzdata="2026f")
+    ledger.batch_states = {7: State(*range(1, 13))}
     ledger.batches = BatchCounts(count=111, opened=112, cancels=113, searched=114)
     return ledger
 
@@ -190,7 +192,7 @@ def test_the_core_has_these_keys_and_the_rows_these_positions() -> None:
                 [
                     0, "orders", False, 20, 31, 32, {"lease_ms": 9}, 21, 22, 23, 24, 35, 36, 37, 46, 25, 26, 27,
                     33,
-                    [41, 2.5, 42, 43, [44, 45]], 34, [[51, 52, True]], 38, 39, 40, 47, [28] * 10,
+                    [41, 2.5, 42, 43, [44, 45]], 34, [[51, 52, True]], 38, 39, 40, True, [28] * 10,
                 ],
             )
         ],
@@ -209,8 +211,9 @@ def test_the_core_has_these_keys_and_the_rows_these_positions() -> None:
         b"token": [(b"abababababab".hex(), ["t", b"\xab" * 32, ["read", "admin"], 81, 82, b"\xcd" * 32])],
         b"audit": [("0000000000000001", [1, 91, "n1", "i", "t", "a", "o", "done"])],
         b"hour-states": [
-            ("00000033", [bits, bits, {6: bits}, None, 1, 2, 3, 4, 5, bits, bits, bits, 6, bits, {7: bits}])
+            ("00000033", [bits, bits, {6: bits}, None, 1, 2, 3, 4, 5, bits, bits, bits, 6, bits, {7: bits}, 8])
         ],
+        b"batchst": [("ff" * 7 + "f8", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])],
     }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from chaos.sim.mutations.table import Bug, Original, bug, stub
 from hadelay.codec.batches import SEALED, State
 from hadelay.ledger.batches import batches, ending, members
@@ -48,9 +50,10 @@ def batch_calls_twice(call_back: Original, ledger: Any, found: Any) -> Any:
 
 
 @bug("a member that fails counts twice", "", "B2 batches, last member", "B2 batches, without", "I2 conservation",
-     at=(members, "_settle"))  # fmt: skip
-def batch_counts_twice(settle: Original, ledger: Any, number: int, ids: list[int], event: Event) -> None:
-    settle(ledger, number, ids if event is Event.ACKED else [*ids, *ids], event)
+     at=(members, "_fail"))  # fmt: skip
+def batch_counts_twice(fail: Original, ledger: Any, number: int, state: State, hour: int, *rest: Any) -> None:
+    rows, event = rest
+    fail(ledger, number, state, hour, np.concatenate([rows, rows]), event)
 
 
 @bug("a dead member stays unsettled", "", "B2 batches, once", "I2 conservation", at=(members, "leave"))

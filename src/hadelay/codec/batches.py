@@ -93,7 +93,9 @@ class Stored(Packed, frozen=True):
     spec: Spec
 
 
-class State(Packed, frozen=True):
+class State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Counters of a batch. Only apply changes them (Ledger.batch_states)."""
+
     flags: U8 = 0
     #: Number of members, and numbers of settled members by outcome.
     joined: U64 = 0

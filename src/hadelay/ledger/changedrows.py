@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 #: Tables of the ledger's rows in a checkpoint, and their keys, big-endian: number of a topic (u32), term and seq of a
-#: grant (u64 each), number of a bulk job (u32), id of a token (text), number of an audit entry (u64), hour (u32).
+#: grant (u64 each), number of a bulk job (u32), id of a token (text), number of an audit entry (u64), hour (u32),
+#: number of a batch (u64, all bits inverted).
 TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS = b"topic", b"grant", b"job", b"token", b"audit", b"hour-states"
-TABLES = (TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS)
+BATCHST = b"batchst"
+TABLES = (TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS, BATCHST)
 #: Limits of the rows and bytes that are encoded at once.
 SLICE_ROWS, SLICE_BYTES = 256, 256 << 10
 

@@ -15,9 +15,23 @@ import msgspec
 from msgspec.structs import replace
 
 from hadelay import version
+from hadelay.codec.batches import State
 from hadelay.errors import WAY_OUT, FatalError, HadelayError
 from hadelay.ledger import access
-from hadelay.ledger.changedrows import AUDIT, GRANTS, HOURS, JOBS, TABLES, TOKENS, TOPICS, ChangedRows, Key, Row
+from hadelay.ledger.batches import members
+from hadelay.ledger.changedrows import (
+    AUDIT,
+    BATCHST,
+    GRANTS,
+    HOURS,
+    JOBS,
+    TABLES,
+    TOKENS,
+    TOPICS,
+    ChangedRows,
+    Key,
+    Row,
+)
 from hadelay.ledger.hours.hourstate import HourState, bitmap, rows_by_value
 from hadelay.ledger.jobs.bulkjob import BulkJob
 from hadelay.ledger.leases.grantrows import OpenGrant
@@ -33,10 +47,11 @@ _U32, _U64, _GRANT_KEY = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct
 #: Table → how its keys are encoded.
 _KEYS: dict[bytes, Callable[[Any], bytes]] = {
     TOPICS: _U32.pack, JOBS: _U32.pack, HOURS: _U32.pack, AUDIT: _U64.pack, TOKENS: str.encode,
-    GRANTS: lambda key: _GRANT_KEY.pack(*key),
+    GRANTS: lambda key: _GRANT_KEY.pack(*key), BATCHST: members.row_key,
 }  # fmt: skip
 _TOPIC, _JOB, _GRANT, _HOUR = RowFormat(TopicState), RowFormat(BulkJob), RowFormat(OpenGrant), RowFormat(HourState)
-_decode_head, _decode_core, _decode_token, _decode_audit = map(decoder, (CoreHead, Core, Token, AuditEntry))
+_decode_head, _decode_core, _decode_token = map(decoder, (CoreHead, Core, Token))
+_decode_audit, _decode_state = map(decoder, (AuditEntry, State))
 #: Of a grant's row: whether its request id is remembered, and the grant.
 _decode_grant = decoder(tuple[bool, _GRANT.array])  # type: ignore[name-defined]
 
@@ -66,7 +81,15 @@ def noted(ledger: Ledger) -> list[Row]:
 
 def _keys(ledger: Ledger) -> tuple[Iterable[Key], ...]:
     audit = [entry.number for entry in ledger.audit.entries]
-    return range(len(ledger.topics.all)), ledger.grants, ledger.jobs, ledger.tokens, audit, ledger.hours
+    return (
+        range(len(ledger.topics.all)),
+        ledger.grants,
+        ledger.jobs,
+        ledger.tokens,
+        audit,
+        ledger.hours,
+        ledger.batch_states,
+    )
 
 
 def _encoded(ledger: Ledger, table: bytes, key: Key, *, canonical: bool = False) -> Row:
@@ -89,6 +112,8 @@ def _value(ledger: Ledger, table: bytes, key: Key) -> Any:
     if table == AUDIT:
         kept = ledger.audit.entries
         return kept[key - kept[0].number] if kept and kept[0].number <= key <= kept[-1].number else None
+    if table == BATCHST:
+        return ledger.batch_states.get(key)
     if table == JOBS:
         return None if (job := ledger.jobs.get(key)) is None else _JOB.values(job)
     return None if (hour_state := ledger.hours.get(key)) is None else _HOUR.values(hour_state)
@@ -168,6 +193,7 @@ def _fill(ledger: Ledger, core: Core, rows: Rows) -> None:
         ledger.jobs[job.number] = job
     running = [job for job in ledger.jobs.values() if job.spec.action == "fill" and not job.ended_ms]
     ledger.fills = {number: job for job in running for number in job.topics}
+    ledger.batch_states = {members.number_in(key): _decode_state(row) for key, row in rows.get(BATCHST, ())}
     tokens = [_decode_token(row) for _, row in rows.get(TOKENS, ())]
     access.set_tokens(ledger, {token.id: token for token in sorted(tokens, key=lambda token: token.created_at_ms)})
     ledger.audit = Audit(core.audited, [_decode_audit(row) for _, row in rows.get(AUDIT, ())])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
+from hadelay.codec.batches import State
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
 from hadelay.ledger.changedrows import HOURS, ChangedRows
 from hadelay.ledger.hours.hourstate import HourState
@@ -61,8 +62,8 @@ class BatchCounts:
     count: int = 0
     #: Number of batches ever opened, which is the number of the last one.
     opened: int = 0
-    #: Number of BATCH_CANCELs that left unsettled members; and how many of them, the first ones, had all their waiting
-    #: members cancelled.
+    #: Number of BATCH_CANCELs that left unsettled members, and of commands that filed members of cancelled batches anew
+    #: during a search; and how many of both, the first ones, had all their waiting members cancelled.
     cancels: int = 0
     searched: int = 0
 
@@ -129,6 +130,8 @@ class Ledger:
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit, self.schedules, self.batches = Audit(), ScheduleCounts(), BatchCounts()
+        #: States of all batches by number: counters that are changed in place, after `changes.note`.
+        self.batch_states: dict[int, State] = {}
         #: Numbers of batches whose last member the command settled that is being applied.
         self.complete: list[int] = []
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.

@@ -17,15 +17,14 @@ from hadelay.codec.results import Done, Refused
 from hadelay.ledger.batches.members import (
     BATCHFAIL,
     BATCHKEY,
-    BATCHST,
     FAILURE_KEY,
     NUMBER,
     number_in,
     number_of,
     row_key,
-    state_of,
     store_state,
 )
+from hadelay.ledger.changedrows import BATCHST
 from hadelay.ledger.limits import shares
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import topicchanges
@@ -53,7 +52,7 @@ def find(ledger: Ledger, key: str) -> Found | None:
 
 def found_by(ledger: Ledger, number: int) -> Found | None:
     """The batch with this number."""
-    row, state = ledger.tables.get(BATCH, row_key(number)), state_of(ledger, number)
+    row, state = ledger.tables.get(BATCH, row_key(number)), ledger.batch_states.get(number)
     return None if row is None or state is None else Found(number, Stored.unpack(row), state)
 
 
@@ -61,9 +60,11 @@ def listing(ledger: Ledger, before: int | None, limit: int) -> list[Found]:
     """Batches with numbers below `before` (None: all), the newest first."""
     start = b"" if before is None else row_key(before) + b"\0"
     rows = ledger.tables.range(BATCH, start, None, limit) if ledger.batches.count else []
-    found = ((number_in(key), Stored.unpack(row)) for key, row in rows)
-    states = ((number, stored, state_of(ledger, number)) for number, stored in found)
-    return [Found(number, stored, state) for number, stored, state in states if state is not None]
+    numbers = [number_in(key) for key, _ in rows]
+    return [
+        Found(number, Stored.unpack(row), ledger.batch_states[number])
+        for number, (_, row) in zip(numbers, rows, strict=True)
+    ]
 
 
 def apply_open(ledger: Ledger, command: codec.Open) -> Done | Refused:
@@ -124,11 +125,12 @@ def _close(ledger: Ledger, key: str, flags: int) -> Done | Refused:
 
 
 def forget(ledger: Ledger, found: Found) -> None:
-    """Delete an ended batch. Rows of members that are still unsettled stay until these messages are settled."""
+    """Delete an ended batch. Rows of its members' entries stay until the hours of these entries are deleted."""
     number, stored, state = found
     tables = ledger.tables
     tables.delete(BATCH, row_key(number))
-    tables.delete(BATCHST, row_key(number))
+    ledger.changes.note(BATCHST, number)
+    del ledger.batch_states[number]
     tables.delete(BATCHKEY, stored.key.encode())
     expiry_ms = state.opened_ms + stored.spec.lifetime_ms
     if expiry_ms > ledger.now_ms:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from hadelay.codec.batches import CANCELLED, ENDED, EXPIRED, KEPT_MS, REFUSED, On, Step
+from hadelay.codec.batches import ENDED, EXPIRED, KEPT_MS, REFUSED, On, Step
 from hadelay.codec.commandtypes import Maintain
 from hadelay.codec.meta import pack, unpack
 from hadelay.codec.publishcommand import decode_body, encode_publish
 from hadelay.codec.results import JobResult, RowCode
 from hadelay.ledger.batches import batches
 from hadelay.ledger.batches.batches import BATCHEND, END_KEY, Found
-from hadelay.ledger.batches.members import BATCHOF, NUMBER, state_of, store_state
+from hadelay.ledger.batches.members import is_cancelled, numbers_of, store_state
 from hadelay.ledger.hours.hourstate import is_in, rows_by_value
 from hadelay.ledger.hours.lookup import find_entries
 from hadelay.ledger.hours.transitions import Leaving, settle
@@ -101,29 +101,20 @@ def maintain(ledger: Ledger, command: Maintain) -> JobResult:
 def apply_step(ledger: Ledger, command: Step) -> JobResult:
     """Cancel members of cancelled batches, as the leader found them. Of these messages, those that are settled by now,
     are leased, or are members of other batches stay as they are."""
-    ids = list(dict.fromkeys(command.ids))
-    numbers = ledger.tables.get_many(BATCHOF, [NUMBER.pack(first_id) for first_id in ids])
-    cancelled = {number: is_cancelled(ledger, number) for number in set(numbers) if number is not None}
-    chosen = [first_id for first_id, number in zip(ids, numbers, strict=True) if number and cancelled[number]]
     counts = ledger.batches
     counts.searched = max(counts.searched, min(command.searched, counts.cancels))
-    return JobResult(counts.searched == counts.cancels, _cancel(ledger, chosen))
-
-
-def is_cancelled(ledger: Ledger, number: bytes) -> bool:
-    """Whether the batch with this number, as a row of BATCHOF has it, was cancelled and has not ended."""
-    state = state_of(ledger, int(NUMBER.unpack(number)[0]))
-    return state is not None and state.flags & (CANCELLED | ENDED) == CANCELLED
+    return JobResult(counts.searched == counts.cancels, _cancel(ledger, list(dict.fromkeys(command.ids))))
 
 
 def _cancel(ledger: Ledger, ids: list[int]) -> int:
-    """Cancel those of these messages that wait; returns their number."""
+    """Cancel those of these messages that wait and are members of cancelled batches; returns their number."""
     hours, indexes = find_entries(ledger, ids)
     count = 0
     for hour, where in rows_by_value(hours):
         if not 0 <= hour < DEAD_HOURS:
             continue
-        rows = ledger.store.entries(hour, indexes[where].astype(np.uint32))
+        numbers = numbers_of(ledger, hour, found := indexes[where].astype(np.uint32))
+        rows = ledger.store.entries(hour, found[[is_cancelled(ledger, number) for number in numbers.tolist()]])
         if (hour_state := ledger.hours.get(hour)) is not None:
             rows = rows[~is_in(rows["index"], hour_state.settled, hour_state.leased)]
         # SWEEP cancels messages of deleted and purged topics.

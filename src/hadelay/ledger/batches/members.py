@@ -1,35 +1,48 @@
 """Members of batches: messages that join a batch when they are published, and are counted once when they are settled.
 
-    batchst   number u64, all bits inverted    →  State (codec/batches.py)
-    batchkey  key of the batch                 →  number u64
-    batchof   id u64 of an unsettled member    →  number u64
-    batchfail {number u64, n u32}              →  Failure: the first members that were not acked
+    batchst   number u64, all bits inverted      →  State (codec/batches.py), a row of the checkpoint
+    batchkey  key of the batch                   →  number u64
+    batchof   {hour u32, globalIndex / 256 u32}  →  RUNs: entries of members among these 256 entries of the hour
+    batchfail {number u64, n u32}                →  Failure: the first members that were not acked
 
-Numbers are big-endian. A batch costs the same however many members it has; a member costs a row until it is settled.
-The rows of members of an ended batch go as these messages are settled. A topic counts the rows of its messages
-(TopicState.batched), so that the settlement of other topics' messages reads no table.
+Numbers in keys are big-endian. An entry is a member's for good: its row stays until the hour is deleted, so an ack
+deletes nothing. A member whose message is filed anew takes its number along to the new entry; a dead letter does not,
+and so is counted once. A grant notes the numbers of its messages (LEASED.batch), so an ack reads nothing either.
 """
 
 import struct
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from msgspec.structs import replace
+import numpy as np
+from numpy.typing import NDArray
 
-from hadelay.codec.batches import ENDED, MAX_FAILURES, SEALED, State
-from hadelay.codec.formats import Rows
+from hadelay.codec.batches import CANCELLED, ENDED, MAX_FAILURES, SEALED, State
+from hadelay.codec.formats import I64, U32, Rows
 from hadelay.codec.results import RowCode
+from hadelay.ledger.changedrows import BATCHST
+from hadelay.ledger.hours.hourstate import is_in, rows_by_value
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics.topics import TopicState, by_topic
+from hadelay.ledger.topics.topics import by_topic
 from hadelay.model import Event
 
-BATCHST, BATCHKEY, BATCHOF, BATCHFAIL = b"batchst", b"batchkey", b"batchof", b"batchfail"
+BATCHKEY, BATCHOF, BATCHFAIL = b"batchkey", b"batchof", b"batchfail"
 NUMBER = struct.Struct(">Q")
+#: Layout of a key in `batchof`: hour, globalIndex of the row's first entry divided by BLOCK.
+BLOCK_KEY = struct.Struct(">II")
+#: Number of neighbouring entries whose members share a row of `batchof`.
+BLOCK = 256
+#: Consecutive entries of members of one batch: positions of the first and the last one in the row's BLOCK entries.
+RUN = np.dtype([("first", "u1"), ("last", "u1"), ("number", "<u8")])
+_RUN = struct.Struct("<BBQ")
 #: Layout of a key in `batchfail`: number of the batch, number of the failure in the batch from 0 on.
 FAILURE_KEY = struct.Struct(">QI")
 _FAILURE = struct.Struct("<QqB")
 _ALL_BITS = (1 << 64) - 1
 _OUTCOMES = {Event.ACKED: "acked", Event.DEAD: "dead", Event.TTL_EXPIRED: "expired", Event.CANCELLED: "cancelled"}
+#: Number of a batch per entry; 0: the entry is no member's.
+Numbers = NDArray[np.uint64]
 
 
 class Failure(NamedTuple):
@@ -55,80 +68,133 @@ def number_of(ledger: Ledger, key: str) -> int | None:
     return None if stored is None else int(NUMBER.unpack(stored)[0])
 
 
-def state_of(ledger: Ledger, number: int) -> State | None:
-    stored = ledger.tables.get(BATCHST, row_key(number))
-    return None if stored is None else State.unpack(stored)
-
-
 def store_state(ledger: Ledger, number: int, state: State) -> None:
-    """Write the state of a batch, and note a batch whose last member is settled (ledger/batches/ending.py)."""
-    ledger.tables.put(BATCHST, row_key(number), state.pack())
+    """Set the state of a batch, and note a batch whose last member is settled (ledger/batches/ending.py)."""
+    ledger.changes.note(BATCHST, number)
+    ledger.batch_states[number] = state
     if state.complete and not state.flags & ENDED:
         ledger.complete.append(number)
+
+
+def is_cancelled(ledger: Ledger, number: int) -> bool:
+    """Whether the batch with this number was cancelled and has not ended."""
+    state = ledger.batch_states.get(number)
+    return state is not None and state.flags & (CANCELLED | ENDED) == CANCELLED
 
 
 def to_join(ledger: Ledger, key: str) -> int | RowCode:
     """Number of the batch with this key that a message can join; else the code of the refusal."""
     number = number_of(ledger, key)
-    state = None if number is None else state_of(ledger, number)
-    if number is None or state is None:
+    if number is None:
         return RowCode.NO_BATCH
-    return RowCode.BATCH_CLOSED if state.flags & (SEALED | ENDED) else number
+    return RowCode.BATCH_CLOSED if ledger.batch_states[number].flags & (SEALED | ENDED) else number
 
 
-def join(ledger: Ledger, entries: Rows, numbers: list[int | None]) -> None:
-    """Make entries that were just filed (INDEX rows) members of the batches with these numbers."""
-    ids, topics = entries["first_id"].tolist(), entries["topic"].tolist()
-    joining = [(first_id, topic, n) for first_id, topic, n in zip(ids, topics, numbers, strict=True) if n is not None]
-    ledger.tables.put_new(BATCHOF, {NUMBER.pack(first_id): NUMBER.pack(n) for first_id, _, n in joining})
-    for topic, count in Counter(topic for _, topic, _ in joining).items():
-        ledger.topics[topic].batched += count
-    for number, count in Counter(n for _, _, n in joining).items():
-        state = state_of(ledger, number)
-        assert state is not None, "to_join found the batch"
-        store_state(ledger, number, replace(state, joined=state.joined + count))
+def join(ledger: Ledger, hours: int | I64, entries: Rows, numbers: list[int]) -> None:
+    """Make entries that were just filed (INDEX rows) in these hours members of the batches with these numbers; 0: of
+    none."""
+    _mark(ledger, hours, entries, np.array(numbers, np.uint64))
+    for number, count in Counter(numbers).items():
+        if number:
+            ledger.changes.note(BATCHST, number)
+            ledger.batch_states[number].joined += count
+
+
+def follow(ledger: Ledger, hour: int, rows: Rows, hours: I64, new: Rows, *, leased: bool) -> None:
+    """Make entries that were just filed anew (INDEX rows) in these hours members if the entries that they replace, rows
+    of one hour, are. leased: the messages come back from leases."""
+    numbers = numbers_of(ledger, hour, rows["index"])
+    if not numbers.any():
+        return
+    _mark(ledger, hours, new, numbers)
+    counts = ledger.batches
+    if not leased and counts.searched < counts.cancels and any(is_cancelled(ledger, n) for n, _ in by_topic(numbers)):
+        counts.cancels += 1  # the running search may have passed the new entries: search once more
+
+
+def _mark(ledger: Ledger, hours: int | I64, entries: Rows, numbers: Numbers) -> None:
+    """Store the numbers of entries (INDEX rows) that are new in their hours, and in ascending order within each."""
+    members = numbers != 0
+    if not members.all():
+        entries, numbers = entries[members], numbers[members]
+        hours = hours if isinstance(hours, int) else hours[members]
+    if not len(entries):
+        return
+    for topic, _ in by_topic(entries["topic"]):
+        if not ledger.topics[topic].batched:
+            ledger.topics[topic].batched = True
+    added: dict[bytes, list[tuple[int, int, int]]] = {}
+    for hour, first, last, number in _runs(hours, entries["index"], numbers):
+        runs = added.setdefault(BLOCK_KEY.pack(hour, first // BLOCK), [])
+        runs.append((first % BLOCK, last % BLOCK, number))
+    stored = ledger.tables.get_many(BATCHOF, list(added))
+    rows = {}
+    for (key, runs), row in zip(added.items(), stored, strict=True):
+        if row is None:
+            ledger.hour_state(BLOCK_KEY.unpack(key)[0]).batched += 1
+            row = b""
+        elif (tail := _RUN.unpack_from(row, len(row) - _RUN.size))[1:] == (runs[0][0] - 1, runs[0][2]):
+            row, runs[0] = row[: -_RUN.size], (tail[0], *runs[0][1:])
+        rows[key] = row + b"".join([_RUN.pack(*run) for run in runs])
+    ledger.tables.put_many(BATCHOF, rows)
+
+
+def _runs(hours: int | I64, indexes: U32, numbers: Numbers) -> Iterator[tuple[int, int, int, int]]:
+    """Split entries into runs, each of one batch, in one row of `batchof`: (hour, first index, last index, number)."""
+    ends = (indexes[1:] != indexes[:-1] + np.uint32(1)) | (indexes[1:] % BLOCK == 0) | (numbers[1:] != numbers[:-1])
+    if not isinstance(hours, int):
+        ends |= hours[1:] != hours[:-1]
+    at = np.flatnonzero(ends)
+    firsts, lasts = np.append(0, at + 1), np.append(at, len(indexes) - 1)
+    of = [hours] * len(firsts) if isinstance(hours, int) else hours[firsts].tolist()
+    return zip(of, indexes[firsts].tolist(), indexes[lasts].tolist(), numbers[firsts].tolist(), strict=True)
+
+
+def numbers_of(ledger: Ledger, hour: int, indexes: U32) -> Numbers:
+    """Numbers of the batches of these entries of an hour, settled ones included."""
+    found = np.zeros(len(indexes), np.uint64)
+    hour_state = ledger.hours.get(hour)
+    if hour_state is None or not hour_state.batched:
+        return found
+    blocks = list(rows_by_value(indexes // np.uint32(BLOCK)))
+    stored = ledger.tables.get_many(BATCHOF, [BLOCK_KEY.pack(hour, block) for block, _ in blocks])
+    for (_, where), row in zip(blocks, stored, strict=True):
+        if row is not None:
+            numbers = np.zeros(BLOCK, np.uint64)
+            for first, last, number in _RUN.iter_unpack(row):
+                numbers[first : last + 1] = number
+            found[where] = numbers[indexes[where] % BLOCK]
+    return found
 
 
 def leave(ledger: Ledger, hour: int, rows: Rows, event: Event) -> None:
     """Count members among messages of one hour (INDEX or LEASED rows) that this event settles."""
     names = rows.dtype.names or ()
-    ids = (rows if "first_id" in names else ledger.store.entries(hour, rows["index"]))["first_id"].tolist()
-    keys = [NUMBER.pack(first_id) for first_id in ids]
-    found = ledger.tables.get_many(BATCHOF, keys)
-    at = [n for n, stored in enumerate(found) if stored is not None]
-    if not at:
-        return
-    ledger.tables.delete_many(BATCHOF, [keys[n] for n in at])
-    for topic, count in by_topic(rows["topic"][at]):
-        ledger.topics[topic].batched -= count
-    settled = defaultdict[bytes, list[int]](list)
-    for n in at:
-        settled[found[n] or b""].append(ids[n])
-    for packed, members in settled.items():
-        _settle(ledger, int(NUMBER.unpack(packed)[0]), members, event)
+    numbers = rows["batch"] if "batch" in names else numbers_of(ledger, hour, rows["index"])
+    for number, count in by_topic(numbers):
+        state = ledger.batch_states.get(number)
+        if state is None or state.flags & ENDED:  # no member, or the lifetime of its batch is over
+            continue
+        ledger.changes.note(BATCHST, number)
+        if event is Event.ACKED:
+            state.acked += count
+        else:
+            _fail(ledger, number, state, hour, rows[numbers == number], event)
+        if state.complete:
+            ledger.complete.append(number)
 
 
-def pass_on(ledger: Ledger, rows: Rows, topic: TopicState, to: TopicState) -> None:
-    """Count members among messages (INDEX rows) of one topic as messages of the other one, to which they are moved."""
-    if topic.batched:
-        found = ledger.tables.get_many(BATCHOF, [NUMBER.pack(first_id) for first_id in rows["first_id"].tolist()])
-        count = sum(stored is not None for stored in found)
-        topic.batched -= count
-        to.batched += count
-
-
-def _settle(ledger: Ledger, number: int, ids: list[int], event: Event) -> None:
-    state = state_of(ledger, number)
-    if state is None or state.flags & ENDED:  # its lifetime ended before these members did
-        return
-    name, failures = _OUTCOMES[event], state.failures
-    if event is not Event.ACKED:
-        for first_id in ids[: MAX_FAILURES - failures]:
-            row = _FAILURE.pack(first_id, ledger.now_ms, event)
-            ledger.tables.put_new(BATCHFAIL, {FAILURE_KEY.pack(number, failures): row})
-            failures += 1
-    counts = {name: getattr(state, name) + len(ids)}
-    store_state(ledger, number, replace(state, failures=failures, **counts))
+def _fail(ledger: Ledger, number: int, state: State, hour: int, rows: Rows, event: Event) -> None:
+    """Count members of one batch (INDEX or LEASED rows) that were not acked, and remember the first ones."""
+    name = _OUTCOMES[event]
+    setattr(state, name, getattr(state, name) + len(rows))
+    rows = rows[: MAX_FAILURES - state.failures]
+    if "first_id" not in (rows.dtype.names or ()):
+        rows = ledger.store.entries(hour, rows["index"])
+    for n, first_id in enumerate(rows["first_id"].tolist(), state.failures):
+        row = _FAILURE.pack(first_id, ledger.now_ms, event)
+        ledger.tables.put_new(BATCHFAIL, {FAILURE_KEY.pack(number, n): row})
+    state.failures += len(rows)
 
 
 def failures_of(ledger: Ledger, number: int, start: int, limit: int) -> list[Failure]:
@@ -136,3 +202,26 @@ def failures_of(ledger: Ledger, number: int, start: int, limit: int) -> list[Fai
     first, last = FAILURE_KEY.pack(number, start), FAILURE_KEY.pack(number + 1, 0)
     rows = (_FAILURE.unpack(row) for _, row in ledger.tables.range(BATCHFAIL, first, last, limit))
     return [Failure(first_id, at_ms, Event(event)) for first_id, at_ms, event in rows]
+
+
+def to_cancel(ledger: Ledger, key: bytes, row: bytes) -> list[int]:
+    """Ids of waiting members of cancelled batches in a row of `batchof`."""
+    hour, block = BLOCK_KEY.unpack(key)
+    runs = np.frombuffer(row, RUN)
+    runs = runs[[is_cancelled(ledger, number) for number in runs["number"].tolist()]]
+    hour_state = ledger.hours.get(hour)
+    if not len(runs) or hour_state is None or not hour_state.batched:  # the hour may have been deleted meanwhile
+        return []
+    spans = [np.arange(first, last + 1, dtype=np.uint32) for first, last, _ in runs.tolist()]
+    indexes = np.concatenate(spans) + np.uint32(block * BLOCK)
+    indexes = indexes[~is_in(indexes, hour_state.settled, hour_state.leased)]
+    return ledger.store.entries(hour, indexes)["first_id"].tolist() if len(indexes) else []
+
+
+def forget(ledger: Ledger, hour: int, start: int, end: int) -> int:
+    """Delete the rows of entries `start` to `end` (exclusive) of an hour without open entries; returns their number."""
+    keys = [BLOCK_KEY.pack(hour, block) for block in range(start // BLOCK, -(-end // BLOCK))]
+    found = ledger.tables.get_many(BATCHOF, keys)
+    there = [key for key, row in zip(keys, found, strict=True) if row is not None]
+    ledger.tables.delete_many(BATCHOF, there)
+    return len(there)

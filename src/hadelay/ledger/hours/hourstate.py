@@ -94,6 +94,8 @@ class HourState:
     #: were acked since the fill began, which may still have to be copied.
     filled: BitMap = field(default_factory=BitMap)
     unfilled: dict[int, BitMap] = field(default_factory=dict)
+    #: Number of rows of the table `batchof` of this hour (ledger/batches/members.py).
+    batched: int = 0
 
     def ended(self, index: int) -> Event | None:
         """Event that ended this entry; None while the entry is open."""

@@ -7,6 +7,7 @@ import numpy as np
 from hadelay.codec.commandtypes import Job, Maintain
 from hadelay.codec.formats import Rows
 from hadelay.codec.results import JobResult, Refused
+from hadelay.ledger.batches import members
 from hadelay.ledger.hours.hourstate import is_in
 from hadelay.ledger.hours.transitions import (
     FLAG_KEYED,
@@ -123,7 +124,7 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if fills.holds(ledger, hour):
         return Refused("hour_open", f"a subscription that is being filled still needs hour {hour}")
     hour_state = ledger.hour_state(hour)
-    if hour_state.returned or hour_state.keyed:
+    if hour_state.returned or hour_state.keyed or hour_state.batched:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), ledger.store.count(hour))
         rows = ledger.store.entries(hour, slice(hour_state.retire_at, end))
         most = MAX_SHARED_KEYS if ledger.topics.subscriptions else MAX_KEYS
@@ -133,8 +134,9 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
         hour_state.keyed -= forget_keys(ledger, hour, rows)
         forgotten = _forget_places(ledger, hour, rows)
         hour_state.returned -= forgotten
+        hour_state.batched -= members.forget(ledger, hour, hour_state.retire_at, end) if hour_state.batched else 0
         hour_state.retire_at = end
-        if (hour_state.returned or hour_state.keyed) and end < ledger.store.count(hour):
+        if (hour_state.returned or hour_state.keyed or hour_state.batched) and end < ledger.store.count(hour):
             return JobResult(False, forgotten)
     if hour_state.filled:
         return JobResult(False, fills.forget_some(ledger, hour, MAX_KEYS))

@@ -150,6 +150,8 @@ def _count_settled(ledger: Ledger, leaving: Leaving, event: Event, hour_state: H
         if event not in MOVES:
             hour_state.topics.add(number)
         topic = ledger.topics[number]
+        grouped |= bool(topic.group_rows)
+        batched |= topic.batched
         topic.before_change()
         topic.settled[event] += count
         if event is Event.DEAD:
@@ -159,10 +161,10 @@ def _count_settled(ledger: Ledger, leaving: Leaving, event: Event, hour_state: H
         elif event is not Event.MOVED:
             topic.open -= count
             topic.bytes -= size
+            if topic.batched and not topic.open:
+                topic.batched = False
         if leaving.leased:
             topic.leased -= count
-        grouped |= bool(topic.group_rows)
-        batched |= bool(topic.batched)
         if number in ledger.fills and event is Event.ACKED:
             kept = hour_state.unfilled.setdefault(number, BitMap())
             kept |= bitmap(rows["index"][rows["topic"] == number])
@@ -235,7 +237,10 @@ def file_anew(
     dead letters, the caller calls `filed` afterwards. source: topic that the messages leave, to be sent back there."""
     _append_moved(ledger, leaving.hour, hours, new)
     settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
-    if filled := ledger.hour_state(leaving.hour).filled:
+    hour_state = ledger.hour_state(leaving.hour)
+    if hour_state.batched and event is not Event.DEAD:
+        members.follow(ledger, leaving.hour, leaving.rows, hours, new, leased=leaving.leased)
+    if filled := hour_state.filled:
         for before, to, index in zip(
             leaving.rows["index"].tolist(), hours.tolist(), new["index"].tolist(), strict=True
         ):

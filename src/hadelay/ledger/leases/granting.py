@@ -7,6 +7,7 @@ import numpy as np
 from hadelay.codec.commandtypes import MAX_AHEAD_MS, Grant
 from hadelay.codec.formats import CONSUMER, NODE, U32, Mask, Rows
 from hadelay.codec.results import GrantResult, Refused
+from hadelay.ledger.batches import members
 from hadelay.ledger.changedrows import GRANTS
 from hadelay.ledger.groups import runs
 from hadelay.ledger.hours import retries
@@ -85,6 +86,8 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> t
         first[np.unique(rows["index"], return_index=True)[1]] = True
         free &= first
     hour_state = ledger.hour_state(hour)
+    if hour_state.batched and any(ledger.topics[number].batched for number, _ in by_topic(rows["topic"])):
+        rows["batch"] = members.numbers_of(ledger, hour, rows["index"])
     if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
         free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
     if not handed:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import Mask, Rows
 from hadelay.ledger.changedrows import HasRow
 
-#: Row of a OpenGrant, one per message. `event`: number of its `leased` event in the dispatch log; `open`: 1 if leased.
+#: Row of a OpenGrant, one per message. `event`: number of its `leased` event in the dispatch log; `batch`: number of
+#: the batch that it is a member of, 0 without one; `open`: 1 if leased.
 LEASED = np.dtype(
     [
         ("hour", "<u4"),
@@ -17,6 +18,7 @@ LEASED = np.dtype(
         ("topic", "<u4"),
         ("event", "<u4"),
         ("until_ms", "<i8"),
+        ("batch", "<u8"),
         ("size", "<u4"),
         ("attempt", "<u2"),
         ("second", "<u2"),

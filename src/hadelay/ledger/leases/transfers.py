@@ -11,7 +11,6 @@ A copy for a subscription that is not back in its subscription keeps FLAG_ROUTED
 import numpy as np
 
 from hadelay.codec.formats import U32
-from hadelay.ledger.batches import members
 from hadelay.ledger.hours.transitions import FLAG_KEYED, FLAG_ROUTED, ID_KEY, PLACE, PLACE_VALUE, SOURCE, Leaving
 from hadelay.ledger.leases.dead import file_in
 from hadelay.ledger.limits.quotas import Room
@@ -58,7 +57,6 @@ def _move(ledger: Ledger, leaving: Leaving, topic: TopicState, to: TopicState, s
     rows = leaving.rows
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
         leave_key(ledger, topic.name, first_id)
-    members.pass_on(ledger, rows, topic, to)
     copies = SEPARATOR in topic.name
     subscribed = np.array([copies or _is_subscription(ledger, source) for source in sources.tolist()], np.bool_)
     away = subscribed & (sources != to.number)

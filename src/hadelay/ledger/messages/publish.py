@@ -225,7 +225,7 @@ def _file(ledger: Ledger, batch: Batch, take: slice | Mask, fan: FanOut | None) 
     if len(command.groups) or batch.joins:
         row = np.flatnonzero(batch.take) if isinstance(at, slice) or copies is None else at
     if batch.joins and row is not None:
-        members.join(ledger, entries, [batch.joins.get(n) for n in row.tolist()])
+        members.join(ledger, into, entries, [batch.joins.get(n, 0) for n in row.tolist()])
     if len(command.groups) and row is not None:
         blocked = _grouped(ledger, batch, into, entries, row)
     filed(ledger, into, entries, blocked)

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from hadelay.codec.formats import U32, Mask, Rows
+from hadelay.codec.formats import Mask, Rows
 from hadelay.codec.meta import Filter, filter_of
 from hadelay.ledger.changedrows import TOPICS, ChangedRows, Watched
 from hadelay.model import SEPARATOR, Event
@@ -117,8 +118,8 @@ class TopicState(Watched):
     dropped: int = 0
     #: First generation since the topic's last deletion. A message that was leased before it has no callbacks.
     born: int = 0
-    #: Number of open messages that are members of batches, with cancelled ones whose end SWEEP has not written yet.
-    batched: int = 0
+    #: Whether a message of `open` may be a member of a batch.
+    batched: bool = False
     #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=_NO_EVENTS.copy)
 
@@ -274,7 +275,7 @@ class TopicBook:
             self.note_work(self.all[number])
 
 
-def by_topic(numbers: U32) -> list[tuple[int, int]]:
+def by_topic(numbers: NDArray[np.integer[Any]]) -> list[tuple[int, int]]:
     """(topic, count) of a column of topic numbers, which almost always has just one topic."""
     first = int(numbers[0])
     if len(numbers) == 1 or (numbers == first).all():

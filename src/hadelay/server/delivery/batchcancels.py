@@ -1,7 +1,7 @@
 """Cancelled batches on the leader: finds their waiting members, and proposes step by step to cancel them.
 
-Apply does not search: a scan of the table reads each row that was deleted since the last checkpoint, and how many there
-are differs by node. Nothing is kept but two counts in the ledger: the next leader begins the search anew.
+Apply does not search: the table has the members of all batches, settled ones too. Nothing is kept but two counts in the
+ledger: the next leader begins the search anew.
 """
 
 from collections.abc import Generator
@@ -10,14 +10,15 @@ from typing import Any
 from hadelay.codec.batches import MAX_STEP, encode_step
 from hadelay.codec.results import JobResult
 from hadelay.errors import HadelayError
-from hadelay.ledger.batches.ending import is_cancelled
-from hadelay.ledger.batches.members import BATCHOF, NUMBER
+from hadelay.ledger.batches.members import BATCHOF, to_cancel
 from hadelay.server.delivery.term import Term
 
 Rows = list[tuple[bytes, bytes]]
 
 #: Pauses after a step, and after a step that failed, in seconds: leave the log to commands whose clients wait.
 _PAUSE_S, _RETRY_S = 0.02, 0.5
+#: Number of rows of the table that are read at once: each has the members among 256 entries.
+_ROWS = 8
 
 
 class BatchCancels:
@@ -28,8 +29,10 @@ class BatchCancels:
         self._idle = True
         #: Number of BATCH_CANCELs that were applied before the search began, whose batches take no further member.
         self._cancels = 0
-        #: Key at which the search goes on; and the read under way, which goes on by a slice per turn of the loop.
-        self._start = b""
+        #: Key at which the search goes on, None at the end; ids that it found and that no step names yet; and the read
+        #: under way, which goes on by a slice per turn of the loop.
+        self._start: bytes | None = b""
+        self._ids: list[int] = []
         self._read: Generator[None, None, Rows] | None = None
         self._alarm = term.alarm(self._look)
         self.watch()
@@ -42,16 +45,19 @@ class BatchCancels:
             self._begin(0.0)
 
     def _begin(self, after_s: float) -> None:
-        self._cancels, self._start = self._ledger.batches.cancels, b""
+        self._cancels, self._start, self._ids = self._ledger.batches.cancels, b"", []
         self._rest(after_s)
 
     def _rest(self, seconds: float) -> None:
         self._alarm.at(self._term.runtime.monotonic() + seconds)
 
     def _look(self) -> None:
-        """Read one slice."""
+        """Read one slice, unless the ids of a step are there."""
+        if len(self._ids) >= MAX_STEP or self._start is None:
+            self._step()
+            return
         if self._read is None:
-            self._read = self._ledger.tables.range_slices(BATCHOF, self._start, None, MAX_STEP)
+            self._read = self._ledger.tables.range_slices(BATCHOF, self._start, None, _ROWS)
         try:
             next(self._read)
         except StopIteration as done:
@@ -61,15 +67,15 @@ class BatchCancels:
             self._rest(0.0)
 
     def _found(self, rows: Rows) -> None:
-        last = len(rows) < MAX_STEP
-        numbers = {number: is_cancelled(self._ledger, number) for number in {number for _, number in rows}}
-        ids = [int(NUMBER.unpack(key)[0]) for key, number in rows if numbers[number]]
-        if not last:
-            self._start = rows[-1][0] + b"\0"
-        if ids or last:
-            self._term.propose_behind(encode_step(self._cancels if last else 0, ids), self._stepped)
-        else:
-            self._rest(0.0)
+        self._start = rows[-1][0] + b"\0" if len(rows) == _ROWS else None
+        for key, row in rows:
+            self._ids += to_cancel(self._ledger, key, row)
+        self._rest(0.0)
+
+    def _step(self) -> None:
+        ids, self._ids = self._ids[:MAX_STEP], self._ids[MAX_STEP:]
+        last = self._start is None and not self._ids
+        self._term.propose_behind(encode_step(self._cancels if last else 0, ids), self._stepped)
 
     def _stepped(self, result: Any, error: HadelayError | None) -> None:
         counts = self._ledger.batches
