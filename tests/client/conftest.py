@@ -10,10 +10,10 @@ import pytest
 
 from hadelay.http.app import HttpServer
 from hadelay.settings.node import HttpConfig
-from tests.http.conftest import MAX_DELAY_MS, lost, make_node, node, roomy
+from tests.http.conftest import MAX_DELAY_MS, lost, make_node, node, roomy, shards
 from tests.http.served import serve
 
-__all__ = ["lost", "make_node", "node", "roomy"]
+__all__ = ["lost", "make_node", "node", "roomy", "shards"]
 
 
 @pytest.fixture

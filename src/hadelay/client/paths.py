@@ -31,12 +31,20 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 #: Paths of requests that say themselves of which shard they are.
 _OWN = re.compile(r"/v1/(topics/|messages/|messages:batch|leases:|receive|jobs/)")
 
+_TOPIC = re.compile(r"/v1/topics/([^/?]+)")
+
 
 def of_shard(path: str, shard: int | None) -> str:
     """`path` with the query that names a shard, unless the path is of a topic, a message, a lease or a job."""
     if shard is None or _OWN.match(path):
         return path
     return f"{path}{'&' if '?' in path else '?'}shard={shard}"
+
+
+def topic_of(path: str) -> str:
+    """The topic in a path, as the path writes it; "" for a path without a topic."""
+    found = _TOPIC.match(path)
+    return found[1] if found else ""
 
 
 def relayed(target: str) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from hadelay import errors
 from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, not_http, refusal, without_tls
-from hadelay.client.paths import may_follow, of_shard, relayed
+from hadelay.client.paths import may_follow, of_shard, relayed, topic_of
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.version import VERSION
 
@@ -34,8 +34,13 @@ _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
 #: Timeout of connecting, in seconds: a dead machine answers nothing, and other addresses may answer.
 _CONNECT_S = 3.0
-#: Limit of remembered leaders.
+#: Limit of remembered leaders, and of topics with a direct address.
 _MOST_LEADERS = 1_024
+#: Header of forwarded answers: URL of the leader of the shard that owns the topic.
+_DIRECT = "Hadelay-Direct"
+#: Time in seconds for which no request goes straight to an address where no node answered. Long, because each try may
+#: cost the timeout of connecting, and all that a direct address saves is one hop.
+_NOT_DIRECT_S = 600.0
 #: Time in seconds for which a redirect is not followed to an address that could not be connected.
 _AVOIDED_S = 30.0
 
@@ -110,6 +115,8 @@ class Transport:
         #: Addresses not to go to → monotonic time until which that holds: redirects led there, and there was no
         #: connection. And addresses whose redirects cannot be followed: they are asked to relay at once.
         self._avoided: dict[str, float] = {}
+        #: Topic, as in paths → address of the leader of its shard, by the header of a forwarded answer.
+        self.direct: dict[str, str] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
         # Strip the token: a token read from a file ends in a line break.
@@ -212,13 +219,13 @@ class Transport:
 
         connected = self._connector.connected
         method, path, data, headers, to_leader = request
+        base, direct = (at, "") if at else self._where(path, to_leader)
+        within_s /= 2 if direct else 1  # a frozen node leaves half of the time to the other addresses
         until = time.monotonic() + within_s
-        base = at or ((to_leader and self.leaders.get(to_leader)) or self.urls[self._at])
-        url, redirected_by = base + path, ""
+        url, redirected_by, answered = base + path, "", False
         if to_leader and self._avoided.get(base, 0.0) > time.monotonic():
             url = relayed(url)
         session = self._open()
-        answered = False
         try:
             async with asyncio.timeout(within_s):
                 for _ in range(_MAX_REDIRECTS):
@@ -232,37 +239,73 @@ class Transport:
                             answer = HttpAnswer(response.status, response.headers, await response.read(), resent)
                             break
                         there = response.headers["Location"].removesuffix(path)
-                        if not may_follow(url, there):
-                            self._avoided[base] = time.monotonic() + _AVOIDED_S
-                            url = relayed(base + path)
-                        elif self._avoided.get(there, 0.0) > time.monotonic():
-                            url = relayed(base + path)
-                        else:
+                        if self._follows(base, url, there):
                             redirected_by, base, url = base, there, there + path
                             self._remember(to_leader, there)
+                        else:
+                            url = relayed(base + path)
                 else:
                     raise NoLeader(f"leadership is moving: {_MAX_REDIRECTS} redirects, no answer", retry_after_ms=100)
-            return _read(answer, read, base, method)
+            return self._result(answer, read, base, request, direct)
         except HadelayError as error:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
+            if direct and error.outcome_known and not error.of_a_node:
+                self._avoided[direct] = time.monotonic() + _NOT_DIRECT_S
+                return await self._try(request, read, until - time.monotonic(), resent, self.urls[self._at])
             raise
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
-            if redirected_by and not connected.get():
-                self._avoided[base] = time.monotonic() + _AVOIDED_S
+            if (redirected_by or direct) and not connected.get():
+                self._avoided[base] = time.monotonic() + (_AVOIDED_S if redirected_by else _NOT_DIRECT_S)
                 if (left_s := until - time.monotonic()) > 0:
-                    return await self._try(request, read, left_s, resent, redirected_by)
+                    return await self._try(request, read, left_s, resent, redirected_by or self.urls[self._at])
             raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
+
+    def _where(self, path: str, to_leader: str) -> tuple[str, str]:
+        """(address to send a request to, the same if it is the direct address of a topic or else "")"""
+        direct = "" if to_leader or not self.direct else self.direct.get(topic_of(path), "")
+        return direct or (to_leader and self.leaders.get(to_leader)) or self.urls[self._at], direct
+
+    def _result(
+        self, answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, asked: _Request, direct: str
+    ) -> T:
+        """As _read. Learns the direct address of the topic. direct: that of the request; "" for none."""
+        found = _read(answer, read, base, asked.method)
+        if direct or _DIRECT in answer.headers:
+            self._learn(asked.path, base, answer.headers)
+        return found
+
+    def _follows(self, base: str, url: str, there: str) -> bool:
+        """Whether to go to the address that the redirect of `url` names. base: address of `url`."""
+        if not may_follow(url, there):
+            self._avoided[base] = time.monotonic() + _AVOIDED_S
+            return False
+        return self._avoided.get(there, 0.0) <= time.monotonic()
 
     def _remember(self, topics: str, leader: str) -> None:
         if len(self.leaders) >= _MOST_LEADERS:
             self.leaders.clear()
         self.leaders[topics] = leader
 
+    def _learn(self, path: str, base: str, headers: Mapping[str, str]) -> None:
+        """Remember the direct address that an answer of `base` names for the topic of the path. Forget the address if
+        the node there does not lead any more."""
+        topic, there = topic_of(path), headers.get(_DIRECT, "")
+        if not there:
+            if headers.get("Hadelay-Leader") != headers.get("Hadelay-Node"):
+                self.direct.pop(topic, None)
+        elif (
+            topic and may_follow(base, there) and _address(there) and self._avoided.get(there, 0.0) <= time.monotonic()
+        ):
+            if len(self.direct) >= _MOST_LEADERS:
+                self.direct.clear()
+            self.direct[topic] = there
+
     def _turn(self, failed: str) -> None:
         """Switch from the failed address to the next, unless another request has switched already."""
         self.leaders = {topics: url for topics, url in self.leaders.items() if url != failed}
+        self.direct = {topic: url for topic, url in self.direct.items() if url != failed}
         if failed == self.urls[self._at]:
             self._at = (self._at + 1) % len(self.urls)
 
