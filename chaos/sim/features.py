@@ -81,7 +81,7 @@ class Features:
             if kind in (Command.CANCEL, Command.RESCHEDULE) and getattr(result, "copies", None):
                 self._check_joint(result)
             elif kind == Command.AUDITED and command.kind == Command.TOPIC_DELETE and isinstance(result, Done):
-                self._check_deleted(ledger, decode(command.kind, command.body)[0])
+                self._check_deleted(ledger, decode(command.kind, command.body).topic)
         if not any(kind in _CHANGES for kind, _ in commands):
             self._check_callbacks(ledger, settles)
             for kind, command, result in every:

@@ -38,11 +38,11 @@ class OwnDelays:
             audited = decode(kind, body)
             kind, body = audited.kind, audited.body
         if kind == Command.TOPIC_PUT and isinstance(result, Done):
-            name, config = decode(kind, body)
-            if "delay_ms" in config:
-                self._delays[name] = config["delay_ms"] or 0
+            put = decode(kind, body)
+            if "delay_ms" in put.config:
+                self._delays[put.topic] = put.config["delay_ms"] or 0
         elif kind == Command.TOPIC_DELETE and isinstance(result, Done):
-            self._delays.pop(decode(kind, body)[0], None)
+            self._delays.pop(decode(kind, body).topic, None)
         elif kind == Command.PUBLISH and isinstance(result, PublishResult):
             self._published(decode(kind, body), result, now_ms)
 

@@ -253,8 +253,8 @@ def test_a_deleted_subscription_of_a_topic_without_an_own_queue_does_not_make_a_
     subscribed(world, "billing", "mail")
     world.one(commands.encode_topic_put("orders", {"own_queue": False}))
     published = world.ids(message(10_000))[0]
-    went = commands.encode_topic_delete if ends == "delete" else commands.encode_purge
-    world.one(went("orders~billing", 3))
+    name = "orders~billing"
+    world.one(commands.encode_topic_delete(name, True) if ends == "delete" else commands.encode_purge(name, 3))
     result = world.one(commands.encode_reschedule("n1", 1_000, True, [published]))
     assert result.outcomes.tolist() == [TargetOutcome.DONE]
     assert result.copies[0] == [("orders~mail", published + 1, 0)]

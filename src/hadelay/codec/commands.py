@@ -9,7 +9,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgpack
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -18,30 +17,38 @@ from hadelay.codec import batches, publishcommand, schedules
 from hadelay.codec.commandtypes import (
     MAX_GRANT,
     MAX_REQUEST_ID,
+    Alerted,
     Audited,
     Cancel,
     Command,
     Grant,
+    Incarnation,
     Job,
     Maintain,
+    NewMembers,
+    Purge,
     RedriveCommand,
     RescheduleCommand,
     SettleLeases,
     SubscriptionPut,
+    TokenCreate,
+    TokenRevoke,
+    TopicDelete,
     TopicExpiry,
+    TopicPut,
     TopicUse,
 )
 from hadelay.codec.formats import U32, Rows
 from hadelay.codec.jobcommands import FillBegin, JobBegin, JobCursor, JobStep, JobStop
 from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.packed import decoder
 from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.settlement import cut_reason, decode_settle, encode_settle
 from hadelay.codec.shardcommands import MAX_MAP_BYTES, PutShardMap, ShardStep
 from hadelay.codec.wire import COMMAND, Malformed, WireReader, cut_name, pack_name
 from hadelay.codec.wire import frame as _frame
-from hadelay.members import Member, Members
-from hadelay.members import is_whole as whole_members
-from hadelay.model import MAX_RATE, MAX_REASON, Draft
+from hadelay.members import Members
+from hadelay.model import MAX_REASON, Draft
 
 #: Maintenance job → default limit of the index entries that one of its slices looks at.
 _LIMITS = {
@@ -54,16 +61,11 @@ _GRANT = struct.Struct("<IIqIBBBBH")
 _EXTEND = struct.Struct("<BBIq")
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
-_WHEN = struct.Struct("<q?q")
 _CURSOR = struct.Struct("<III")
-_LONG = struct.Struct("<Q")
 #: Delay of a nack after which its messages are dead, whatever their attempts.
 DEAD_NOW = -(1 << 63)
-#: Flag bits of a member in an encoded MEMBERS command.
-_VOTER, _JOINED = 1, 2
-_REDRIVE = struct.Struct("<BdI")
-_U64 = np.dtype("<u8")
 _U32 = np.dtype("<u4")
+_decode_settings = decoder(dict[str, Any])
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None, by: str = "") -> bytes:
@@ -128,7 +130,7 @@ def encode_cancel(
     node: str, ids: Sequence[int] | NDArray[np.uint64] = (), keys: Sequence[tuple[str, bytes]] = ()
 ) -> bytes:
     """Encode a CANCEL of messages, named by `ids`, or by `keys`: (topic, client key)."""
-    return _frame(Command.CANCEL, pack_name(node), *_pack_targets(ids, keys))
+    return _frame(Command.CANCEL, Cancel(node, *_targets(ids, keys)).pack())
 
 
 def encode_reschedule(
@@ -141,13 +143,15 @@ def encode_reschedule(
     expected_ms: int | None = None,
 ) -> bytes:
     """Encode a RESCHEDULE. expected_ms: due time that the messages must have; None: any."""
-    when = _WHEN.pack(when_ms, relative, -1 if expected_ms is None else expected_ms)
-    return _frame(Command.RESCHEDULE, pack_name(node), when, *_pack_targets(ids, keys))
+    expected = -1 if expected_ms is None else expected_ms
+    command = RescheduleCommand(node, *_targets(ids, keys), when_ms, relative, expected)
+    return _frame(Command.RESCHEDULE, command.pack())
 
 
-def _pack_targets(ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    named = [pack_name(topic) + hash_client_key(key) for topic, key in keys]
-    return [_PAIR.pack(len(ids), len(keys)), np.asarray(ids, _U64).tobytes(), *named]
+def _targets(
+    ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[str, bytes]]
+) -> tuple[list[int], list[tuple[str, bytes]]]:
+    return list(map(int, ids)), [(topic, hash_client_key(key)) for topic, key in keys]
 
 
 def encode_cursor(hour: int, second: int, local: int) -> bytes:
@@ -157,7 +161,7 @@ def encode_cursor(hour: int, second: int, local: int) -> bytes:
 
 def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
     """Encode a TOPIC_PUT: change the settings in `config`; None resets a setting. Apply validates `config`."""
-    return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
+    return _frame(Command.TOPIC_PUT, TopicPut(name, config).pack())
 
 
 def encode_subscription_put(topic: str, subscription: str, config: dict[str, Any]) -> bytes:
@@ -170,13 +174,12 @@ def encode_subscription_fill(begin: FillBegin) -> bytes:
 
 
 def encode_topic_delete(name: str, force: bool = False) -> bytes:
-    return _frame(Command.TOPIC_DELETE, pack_name(name), bytes([force]))
+    return _frame(Command.TOPIC_DELETE, TopicDelete(name, force).pack())
 
 
 def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = False, rate: float | None = None) -> bytes:
     """Encode a REDRIVE of dead letters: `ids` at once, or all of the topic, in slices, at `rate` per second."""
-    head = _REDRIVE.pack(all, rate or 0.0, len(ids))
-    return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
+    return _frame(Command.REDRIVE, RedriveCommand(node, topic, all, rate or None, list(map(int, ids))).pack())
 
 
 def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: str = "") -> bytes:
@@ -205,30 +208,30 @@ def encode_job_stop(job: int) -> bytes:
 
 def encode_purge(topic: str, states: int) -> bytes:
     """Encode a PURGE: cancel the topic's messages in these states (bits of ledger/topics/topicchanges.py)."""
-    return _frame(Command.PURGE, pack_name(topic), bytes([states]))
+    return _frame(Command.PURGE, Purge(topic, states).pack())
 
 
 def encode_alerted(topic: str, count: int) -> bytes:
     """Encode an ALERTED: the first `count` deaths of the topic were reported to its alert URL."""
-    return _frame(Command.ALERTED, pack_name(topic), _LONG.pack(count))
+    return _frame(Command.ALERTED, Alerted(topic, count).pack())
 
 
 def encode_token_create(
     name: str, digest: bytes, scopes: Sequence[str], lifetime_ms: int | None, aws_key: bytes | None = None
 ) -> bytes:
     """Encode a TOKEN_CREATE. digest: SHA-256 of the token. Apply checks all fields (ledger/access.py)."""
-    return _frame(Command.TOKEN_CREATE, msgpack.packb([name, digest, list(scopes), lifetime_ms, aws_key]))
+    return _frame(Command.TOKEN_CREATE, TokenCreate(name, digest, list(scopes), lifetime_ms, aws_key).pack())
 
 
 def encode_token_revoke(token_id: str) -> bytes:
-    return _frame(Command.TOKEN_REVOKE, pack_name(token_id))
+    return _frame(Command.TOKEN_REVOKE, TokenRevoke(token_id).pack())
 
 
 def encode_audited(node: str, token_id: str, token: str, action: str, target: str, command: bytes) -> bytes:
     """Encode a command together with its entry of the audit trail. Texts of that entry are cut to MAX_NAME bytes."""
-    texts = (node, token_id, token, action, target)
-    cut = (pack_name(cut_name(text)) for text in texts)
-    return _frame(Command.AUDITED, *cut, command)
+    node, token_id, token, action, target = map(cut_name, (node, token_id, token, action, target))
+    body = memoryview(command)[COMMAND.size :]
+    return _frame(Command.AUDITED, Audited(node, token_id, token, action, target, command[0], body).pack())
 
 
 def encode_feature(level: int) -> bytes:
@@ -236,21 +239,17 @@ def encode_feature(level: int) -> bytes:
 
 
 def encode_incarnation(node: str, incarnation: int) -> bytes:
-    return _frame(Command.INCARNATION, pack_name(node), _LONG.pack(incarnation))
+    return _frame(Command.INCARNATION, Incarnation(node, incarnation).pack())
 
 
 def encode_members(members: Members) -> bytes:
     """Encode the new list of members, in force once in the log (ADR 150). Must be alone in its entry."""
-    assert whole_members(members), members
-    packed = [
-        pack_name(m.name) + pack_name(m.address) + bytes([_VOTER * m.voter | _JOINED * m.joined]) for m in members
-    ]
-    return _frame(Command.MEMBERS, bytes([len(members)]), *packed)
+    return _frame(Command.MEMBERS, NewMembers(members).pack())
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
     """Encode a SETTINGS: limits that apply enforces, replicated as nodes' configuration files may differ."""
-    return _frame(Command.SETTINGS, msgpack.packb(settings))
+    return _frame(Command.SETTINGS, msgspec.msgpack.encode(settings))
 
 
 def encode_shard_map(step: ShardStep, packed: bytes) -> bytes:
@@ -298,47 +297,10 @@ def _decode_extend(reader: WireReader) -> SettleLeases:
     return SettleLeases(reader.text(name), lease_ms, reader.array(LEASE, count), reader.text(progress))
 
 
-def _decode_redrive(reader: WireReader) -> RedriveCommand:
-    node, topic = reader.name(), reader.named()
-    everything, rate, count = reader.unpack(_REDRIVE)
-    # The range check on `rate` keeps infinity and NaN out of the replicated state.
-    if not 0 <= rate <= MAX_RATE:
-        raise Malformed(f"a rate must be from 0 to {MAX_RATE}")
-    return RedriveCommand(node, topic, bool(everything), rate or None, reader.array(_U64, count))
-
-
 def _decode_expire(reader: WireReader) -> list[tuple[int, int]]:
     (count,) = reader.unpack(_COUNT)
     pairs = reader.array(_U32, 2 * count).reshape(-1, 2)
     return [(term, seq) for term, seq in pairs.tolist()]
-
-
-def _decode_targets(reader: WireReader) -> tuple[NDArray[np.uint64], list[tuple[str, bytes]]]:
-    ids, keys = reader.unpack(_PAIR)
-    return reader.array(_U64, ids), [(reader.named(), bytes(reader.take(16))) for _ in range(keys)]
-
-
-def _decode_reschedule(reader: WireReader) -> RescheduleCommand:
-    node = reader.name()
-    when_ms, relative, expected_ms = reader.unpack(_WHEN)
-    ids, keys = _decode_targets(reader)
-    return RescheduleCommand(node, when_ms, relative, expected_ms, ids, keys)
-
-
-def _decode_audited(reader: WireReader) -> Audited:
-    node, token_id, token, action, target = (reader.name() for _ in range(5))
-    kind, size = reader.unpack(COMMAND)
-    return Audited(node, token_id, token, action, target, kind, reader.take(size))
-
-
-def _decode_members(reader: WireReader) -> Members:
-    found = []
-    for _ in range(reader.take(1)[0]):
-        name, address, flags = reader.named(), reader.name(), reader.take(1)[0]
-        found.append(Member(name, address, bool(flags & _VOTER), bool(flags & _JOINED)))
-    if not whole_members(tuple(found)):
-        raise Malformed("members must be sorted by name, without duplicate names or addresses, and with a voter")
-    return tuple(found)
 
 
 def _decode_job(job: Job) -> Callable[[WireReader], Maintain]:
@@ -361,23 +323,23 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.SETTLE: decode_settle,
     Command.EXTEND: _decode_extend,
     Command.EXPIRE: _decode_expire,
-    Command.CANCEL: lambda reader: Cancel(reader.name(), *_decode_targets(reader)),
-    Command.RESCHEDULE: _decode_reschedule,
+    Command.CANCEL: Cancel.read,
+    Command.RESCHEDULE: RescheduleCommand.read,
     Command.CURSOR: lambda reader: reader.unpack(_CURSOR),
-    Command.TOPIC_PUT: lambda reader: (reader.named(), reader.msgpack()),
+    Command.TOPIC_PUT: TopicPut.read,
     Command.SUBSCRIPTION_PUT: SubscriptionPut.read,
-    Command.TOPIC_DELETE: lambda reader: (reader.named(), bool(reader.take(1)[0])),
+    Command.TOPIC_DELETE: TopicDelete.read,
     Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
-    Command.INCARNATION: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
-    Command.SETTINGS: lambda reader: reader.msgpack(),
+    Command.INCARNATION: Incarnation.read,
+    Command.SETTINGS: lambda reader: _decode_settings(reader.rest()),
     Command.SHARD_MAP: _decode_shard_map,
-    Command.REDRIVE: _decode_redrive,
-    Command.PURGE: lambda reader: (reader.named(), reader.take(1)[0]),
-    Command.ALERTED: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
-    Command.TOKEN_CREATE: lambda reader: reader.msgpack(),
-    Command.TOKEN_REVOKE: WireReader.named,
-    Command.AUDITED: _decode_audited,
-    Command.MEMBERS: _decode_members,
+    Command.REDRIVE: RedriveCommand.read,
+    Command.PURGE: Purge.read,
+    Command.ALERTED: Alerted.read,
+    Command.TOKEN_CREATE: TokenCreate.read,
+    Command.TOKEN_REVOKE: TokenRevoke.read,
+    Command.AUDITED: Audited.read,
+    Command.MEMBERS: lambda reader: NewMembers.read(reader).members,
     Command.JOB_BEGIN: JobBegin.read,
     Command.JOB_STEP: JobStep.read,
     Command.JOB_STOP: JobStop.read,

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from hadelay.codec.ackparts import AckResult, CallReply
 from hadelay.codec.formats import U32, Rows
-from hadelay.codec.packed import I64, U16, Name, Packed
+from hadelay.codec.packed import I64, U8, U16, U64, Name, Packed, check_size
 from hadelay.codec.packed import U32 as Number
+from hadelay.members import Members, is_whole
+from hadelay.model import MAX_RATE
 
 MAX_REQUEST_ID = 64
 #: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
@@ -20,6 +20,8 @@ MAX_GRANT = 65_535
 MAX_SEQ = (1 << 32) - 1
 #: Maximum time in ms from a grant's commit to the due time of its messages; they are handed out when due.
 MAX_AHEAD_MS = 100
+#: Hash of a client key (publishcommand.hash_client_key).
+KeyHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
 #: Limit of topics in one TOPIC_EXPIRY.
 MAX_EXPIRY = 500
 
@@ -99,7 +101,7 @@ class Job(IntEnum):
 LEVEL_OF: dict[int, int] = {}
 
 
-class Audited(NamedTuple):
+class Audited(Packed, frozen=True):
     """A command with its audit trail entry (who asked for what). The result is the inner command's result."""
 
     node: str
@@ -107,7 +109,8 @@ class Audited(NamedTuple):
     token: str
     action: str
     target: str
-    kind: int
+    #: The inner command: its number, and its encoded body.
+    kind: U8
     body: memoryview
 
 
@@ -149,35 +152,107 @@ class SettleLeases(NamedTuple):
     nack: bool = False
 
 
-class RedriveCommand(NamedTuple):
+class RedriveCommand(Packed, frozen=True):
     """Redrive the dead letters `ids`, or `all` of the topic at `rate` per second (None: as fast as possible)."""
 
     node: str
-    topic: str
+    topic: Name
     all: bool
     rate: float | None
-    ids: NDArray[np.uint64]
+    ids: list[U64]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # This check keeps infinity and NaN out of the replicated state; NaN passes limits of msgspec.
+        if self.rate is not None and not 0 < self.rate <= MAX_RATE:
+            raise ValueError(f"a rate must be more than 0 and at most {MAX_RATE}")
 
 
-class Cancel(NamedTuple):
-    """Cancel messages: those with these ids, then those with these keys (topic, hash of the client key)."""
+class Targets(Packed, frozen=True):
+    """Messages to change: those with these ids, then those with these keys (topic, hash of the client key)."""
 
     node: str
-    ids: NDArray[np.uint64]
-    keys: list[tuple[str, bytes]]
+    ids: list[U64]
+    keys: list[tuple[Name, KeyHash]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for topic, _ in self.keys:
+            check_size(topic)
 
 
-class RescheduleCommand(NamedTuple):
-    """Reschedule the messages with these ids and keys. `when_ms`: new due time in Unix ms, or a delay in ms if
+class Cancel(Targets, frozen=True):
+    pass
+
+
+class RescheduleCommand(Targets, frozen=True):
+    """Reschedule messages. `when_ms`: new due time in Unix ms, or a delay in ms if
     `relative`; times in the past, zero and negative mean now. `expected_ms`: change only messages that are due at this
     time (Unix ms), or already at `when_ms`; negative: change all."""
 
-    node: str
-    when_ms: int
+    when_ms: I64
     relative: bool
-    expected_ms: int
-    ids: NDArray[np.uint64]
-    keys: list[tuple[str, bytes]]
+    expected_ms: I64
+
+
+class TopicPut(Packed, frozen=True):
+    """Change the settings in `config` of a topic; None resets a setting."""
+
+    topic: Name
+    config: dict[str, Any]
+
+
+class TopicDelete(Packed, frozen=True):
+    topic: Name
+    #: Delete the topic even if it has pending messages or subscriptions, or schedules publish to it.
+    force: bool
+
+
+class Purge(Packed, frozen=True):
+    topic: Name
+    #: Bits of ledger/topics/topicchanges.py.
+    states: U8
+
+
+class Alerted(Packed, frozen=True):
+    """The first `deaths` deaths of the topic were reported to its alert URL."""
+
+    topic: Name
+    deaths: U64
+
+
+class Incarnation(Packed, frozen=True):
+    node: Name
+    incarnation: U64
+
+
+class TokenCreate(Packed, frozen=True):
+    """Create a token. Apply checks the values (ledger/access.py)."""
+
+    name: str
+    #: SHA-256 of the token.
+    digest: bytes
+    scopes: list[str]
+    lifetime_ms: int | None
+    #: Secret access key for AWS SDKs.
+    aws_key: bytes | None
+
+
+class TokenRevoke(Packed, frozen=True):
+    id: Name
+
+
+class NewMembers(Packed, frozen=True):
+    """A new list of members."""
+
+    members: Members
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            check_size(member.name)
+            check_size(member.address)
+        if not is_whole(self.members):
+            raise ValueError("members must be sorted by name, without duplicate names or addresses, and with a voter")
 
 
 class SubscriptionPut(Packed, frozen=True):

@@ -43,7 +43,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @classmethod
     def read(cls, reader: WireReader) -> Self:
         """Decode a value that takes the rest of the bytes. Raises Malformed."""
-        return cls.unpack(reader.take(len(reader.view) - reader.at))
+        return cls.unpack(reader.rest())
 
 
 _encode = msgspec.msgpack.Encoder().encode

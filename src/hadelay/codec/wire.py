@@ -3,7 +3,6 @@
 import struct
 from typing import Any
 
-import msgpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -87,11 +86,8 @@ class WireReader:
             raise Malformed("a name must not be empty")
         return name
 
-    def msgpack(self) -> Any:
-        try:
-            return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
-        except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as error:
-            raise Malformed(f"not msgpack: {error}") from error
+    def rest(self) -> memoryview:
+        return self.take(len(self.view) - self.at)
 
     def end(self) -> None:
         if self.at != len(self.view):

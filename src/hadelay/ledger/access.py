@@ -1,8 +1,6 @@
 """Applies commands that change tokens and the audit trail (ADR 122, 123)."""
 
-from typing import Any
-
-from hadelay.codec.commandtypes import LEVEL_OF, Audited
+from hadelay.codec.commandtypes import LEVEL_OF, Audited, TokenCreate, TokenRevoke
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.ledger.changedrows import AUDIT, TOKENS
 from hadelay.ledger.limits import shares
@@ -21,16 +19,12 @@ from hadelay.rights import (
 from hadelay.version import FIRST_LEVEL
 
 
-def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
-    """Create a token. command: any msgpack value; valid is only [name, hash, scopes, lifetime_ms or nil,
-    aws_key or nil]."""
-    wrong = _problem(command)
-    if wrong:
+def apply_token_create(ledger: Ledger, command: TokenCreate) -> Done | Refused:
+    if wrong := _problem(command):
         return Refused("bad_token", wrong)
-    name, digest, scopes, lifetime_ms, aws_key = command
     now_ms = ledger.now_ms
-    expires_at_ms = None if lifetime_ms is None else now_ms + lifetime_ms
-    token = Token(name, digest, tuple(scopes), now_ms, expires_at_ms, aws_key)
+    expires_at_ms = None if command.lifetime_ms is None else now_ms + command.lifetime_ms
+    token = Token(command.name, command.digest, tuple(command.scopes), now_ms, expires_at_ms, command.aws_key)
     if token.id in ledger.tokens:
         return Refused("token_exists", "a token with this id (the start of its hash) exists: create another token")
     kept = ledger.tokens
@@ -42,28 +36,27 @@ def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
     return Done()
 
 
-def _problem(command: Any) -> str:
-    if not isinstance(command, list) or len(command) != 5:
-        return "a token must be [name, hash, scopes, lifetime_ms, aws_key]"
-    name, digest, scopes, lifetime_ms, aws_key = command
+def _problem(command: TokenCreate) -> str:
+    name, lifetime_ms = command.name, command.lifetime_ms
     # Check for control characters here, because str.isprintable may differ between versions of Python.
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
+    if not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
         return f"name: 1 to {MAX_TOKEN_NAME} printable characters"
-    if not isinstance(digest, bytes) or len(digest) != HASH_BYTES:
+    if len(command.digest) != HASH_BYTES:
         return f"hash: {HASH_BYTES} bytes"
-    if aws_key is not None and (not isinstance(aws_key, bytes) or len(aws_key) != HASH_BYTES):
+    if command.aws_key is not None and len(command.aws_key) != HASH_BYTES:
         return f"aws_key: {HASH_BYTES} bytes"
-    if not isinstance(scopes, list) or not 0 < len(scopes) <= MAX_TOKEN_SCOPES:
+    if not 0 < len(command.scopes) <= MAX_TOKEN_SCOPES:
         return f"scopes: 1 to {MAX_TOKEN_SCOPES}"
-    for scope in scopes:
-        if not isinstance(scope, str) or problem_of_scope(scope):
-            return "scopes: " + problem_of_scope(str(scope))
-    if lifetime_ms is not None and (type(lifetime_ms) is not int or not 0 < lifetime_ms <= MAX_LIFETIME_MS):
+    for scope in command.scopes:
+        if wrong := problem_of_scope(scope):
+            return f"scopes: {wrong}"
+    if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
         return "lifetime: more than 0 and at most 100 years"
     return ""
 
 
-def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
+def apply_token_revoke(ledger: Ledger, command: TokenRevoke) -> Done | Refused:
+    token_id = command.id
     if token_id not in ledger.tokens:
         return Refused("no_token", f"there is no token {token_id!r}: it was revoked, or never existed")
     set_tokens(ledger, {other: token for other, token in ledger.tokens.items() if other != token_id})
@@ -85,9 +78,10 @@ def note(ledger: Ledger, command: Audited, result: Result) -> Result:
         # Answer as a replica with an older program does: the older program does not know the command's number, or a
         # setting in it.
         outcome = "malformed" if LEVEL_OF.get(command.kind, FIRST_LEVEL) > ledger.level else "bad_config"
-    # Audited and AuditEntry have the same first five fields: node, token_id, token, action, target.
     for number in (ledger.audit.count + 1, ledger.audit.count + 1 - MAX_AUDIT):
         if number > 0:
             ledger.changes.note(AUDIT, number)
-    ledger.audit.add(AuditEntry(ledger.audit.count + 1, ledger.now_ms, *command[:5], outcome))
+    who = (command.node, command.token_id, command.token)
+    entry = AuditEntry(ledger.audit.count + 1, ledger.now_ms, *who, command.action, command.target, outcome)
+    ledger.audit.add(entry)
     return result

@@ -9,7 +9,7 @@ from google_crc32c import extend as crc32c_extend
 
 from hadelay import version
 from hadelay.codec.commands import decode
-from hadelay.codec.commandtypes import LEVEL_OF, Audited, Command, SettleLeases
+from hadelay.codec.commandtypes import LEVEL_OF, Audited, Command, Incarnation, SettleLeases
 from hadelay.codec.entries import ENTRY_VERSION, decode_entry, is_change_of_members
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.codec.publishcommand import Publish
@@ -129,8 +129,8 @@ def _apply_feature(ledger: Ledger, level: int) -> Done | Refused:
     return Done(changed)
 
 
-def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
-    node, incarnation = command
+def _apply_incarnation(ledger: Ledger, command: Incarnation) -> Done:
+    node, incarnation = command.node, command.incarnation
     changed = incarnation > ledger.incarnations.get(node, -1)
     if changed:
         ledger.incarnations[node] = incarnation

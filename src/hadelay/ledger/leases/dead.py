@@ -21,7 +21,7 @@ from collections.abc import Generator
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commandtypes import Maintain, RedriveCommand
+from hadelay.codec.commandtypes import Alerted, Maintain, RedriveCommand
 from hadelay.codec.formats import I64, INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger.groups import messagegroups
@@ -146,7 +146,7 @@ def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | Jo
         ledger.topics.note_work(topic)
         ledger.listener.on_topic(topic)
         return JobResult(not topic.dead, topic.dead)
-    places = [find_entry(ledger, first_id) for first_id in command.ids[:MAX_SLICE].tolist()]
+    places = [find_entry(ledger, first_id) for first_id in command.ids[:MAX_SLICE]]
     outcomes = np.full(len(command.ids), RedriveOutcome.NOT_FOUND, np.uint8)
     outcomes[MAX_SLICE:] = RedriveOutcome.AGAIN
     room = REDRIVE_BYTES
@@ -295,13 +295,11 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
         messagegroups.forget(ledger, rows["first_id"].tolist())
 
 
-def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refused:
-    """Note that the first `count` deaths of the topic were reported to its alert URL."""
-    name, count = command
-    topic = ledger.topic(name)
+def apply_alerted(ledger: Ledger, command: Alerted) -> JobResult | Refused:
+    topic = ledger.topic(command.topic)
     if topic is None:
-        return Refused("no_topic", f"there is no topic {name!r}")
-    reported = min(count, topic.settled[Event.DEAD]) - topic.alerted
+        return Refused("no_topic", f"there is no topic {command.topic!r}")
+    reported = min(command.deaths, topic.settled[Event.DEAD]) - topic.alerted
     topic.alerted += max(reported, 0)
     return JobResult(topic.alerted == topic.settled[Event.DEAD], max(reported, 0))
 

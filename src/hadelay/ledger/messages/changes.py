@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commandtypes import Cancel, RescheduleCommand
+from hadelay.codec.commandtypes import Cancel, RescheduleCommand, Targets
 from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger.hours.lookup import EntryRef, find_entry, is_blocked, state_of
@@ -24,8 +24,8 @@ MAX_MOVED_BYTES = 4 << 20
 _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 
-def _ids(ledger: Ledger, command: Cancel | RescheduleCommand) -> list[int | None]:
-    return [*command.ids.tolist(), *(find_key(ledger, topic, digest) for topic, digest in command.keys)]
+def _ids(ledger: Ledger, command: Targets) -> list[int | None]:
+    return [*command.ids, *(find_key(ledger, topic, digest) for topic, digest in command.keys)]
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, TargetOutcome]:

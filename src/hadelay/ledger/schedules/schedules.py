@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hadelay.codec.commandtypes import TopicDelete
 from hadelay.codec.results import Done, Refused
 from hadelay.codec.schedules import (
     ANY_VERSION,
@@ -269,9 +270,9 @@ def apply_state(ledger: Ledger, command: Pause) -> Done | Refused:
     return Done()
 
 
-def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
+def apply_topic_delete(ledger: Ledger, command: TopicDelete) -> Done | Refused:
     """Delete a topic. If schedules publish to the topic: refuse without `force`, else pause these schedules."""
-    topic, force = command
+    topic, force = command.topic, command.force
     names = of_topic(ledger, topic, MAX_PAUSED + 1) if ledger.topic(topic) is not None else []
     if names and (not force or len(names) > MAX_PAUSED):
         shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hadelay.codec.commandtypes import SubscriptionPut
+from hadelay.codec.commandtypes import Purge, SubscriptionPut, TopicDelete, TopicPut
 from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger.limits import shares
@@ -97,12 +97,12 @@ def apply_subscription_put(ledger: Ledger, command: SubscriptionPut) -> Done | R
         return Refused("no_topic", f"there is no topic {of!r}")
     if ledger.topic(name) is None and len(ledger.topics.subscriptions_of(of)) >= MAX_SUBSCRIPTIONS:
         return Refused("too_many_subscriptions", f"{of!r} has {MAX_SUBSCRIPTIONS} subscriptions: delete one first")
-    return apply_put(ledger, (name, config), subscription=True)
+    return apply_put(ledger, TopicPut(name, config), subscription=True)
 
 
-def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = False) -> Done | Refused:
+def apply_put(ledger: Ledger, command: TopicPut, *, subscription: bool = False) -> Done | Refused:
     """Change the settings of a topic, created if missing. subscription: whether a subscription may be created."""
-    name, config = command
+    name, config = command.topic, command.config
     wrong = problem(config, ledger.settings)
     if not wrong and (newer := newer_setting(config, ledger.level)):
         return Refused("needs_upgrade", f"{newer}: upgrade every node first (feature_level of GET /v1/cluster)")
@@ -157,8 +157,8 @@ def _refuse_foreign(ledger: Ledger, name: str, config: dict[str, Any]) -> Refuse
     return None
 
 
-def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
-    name, force = command
+def apply_delete(ledger: Ledger, command: TopicDelete) -> Done | Refused:
+    name, force = command.topic, command.force
     topic = ledger.topic(name)
     if topic is None:
         return Refused("no_topic", f"there is no topic {name!r}")
@@ -199,9 +199,9 @@ def begin_generation(ledger: Ledger, topic: TopicState) -> None:
     ledger.sweep = (0, 0)
 
 
-def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
+def apply_purge(ledger: Ledger, command: Purge) -> Done | Refused:
     """Cancel the messages that a topic has in these states (bits) now, in O(1) (ADR 78)."""
-    name, states = command
+    name, states = command.topic, command.states
     topic = ledger.topic(name)
     if topic is None:
         return Refused("no_topic", f"there is no topic {name!r}")
