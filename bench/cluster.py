@@ -41,19 +41,24 @@ class Cluster:
     #: Where TLS is on: the authority of the nodes' certificates. Where tokens are: one with the scope admin.
     ca: Path | None = None
     token: str = ""
+    #: Of one shard of several: its index. A node then lists the topics of this shard alone.
+    shard: int | None = None
 
     @classmethod
     def start(
         cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (),
         preload: str = "", ca: Path | None = None, first_token: str = "", source: Path | None = None,
+        shards: int = 1,
     ) -> Cluster:  # fmt: skip
         """A cluster of three in a new directory; `preload` is a shared object put before libc in every node. ca and
-        first_token: of clusters with TLS and with tokens. source: a checkout of another version, whose nodes run."""
+        first_token: of clusters with TLS and with tokens. source: a checkout of another version, whose nodes run.
+        shards: number of shards, all started by one `hadelay dev` (bench.sharded)."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         cluster = cls(directory, port_base, ca=ca)
         command = [sys.executable, "-m", "hadelay", "dev", "--nodes", "3", "--data-dir", str(directory)]
         command += ["--port-base", str(port_base), "--dispatch-sync", sync, "-o", "json"]
+        command += ["--shards", str(shards)] if shards > 1 else []
         for setting in settings:
             command += ["--set", setting]
         environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
@@ -138,7 +143,7 @@ class Cluster:
         return next(node for node in self.nodes if node.name != leader.name)
 
     def pending(self, node: Node, topics: list[str]) -> int:
-        answer = self.get(node, "/v1/topics?stale=true")
+        answer = self.get(node, f"/v1/topics?stale=true{'' if self.shard is None else f'&shard={self.shard}'}")
         counts = {t.get("name", t.get("topic")): t.get("counts", t) for t in answer["topics"]}
         states = ("scheduled", "ready", "blocked", "leased", "dead")
         return sum(counts[t].get(state, 0) for t in topics if t in counts for state in states)

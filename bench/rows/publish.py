@@ -132,11 +132,11 @@ def s4(setup: Setup) -> list[Row]:
     return [row]
 
 
-def of_a_batch(directory: Path) -> dict[str, str]:
-    """What file.lua sends: a thousand messages of 200 bytes."""
+def of_a_batch(directory: Path, topic: str = "bench", count: int = 1000) -> dict[str, str]:
+    """What file.lua sends: a thousand messages of 200 bytes, or `count`."""
     directory.mkdir(parents=True, exist_ok=True)
-    body = directory / "batch.msgpack"
-    items = [{"topic": "bench", "body": os.urandom(200), "delay": 600 + i % 3000} for i in range(1000)]
+    body = directory / f"batch-{topic}-{count}.msgpack"
+    items = [{"topic": topic, "body": os.urandom(200), "delay": 600 + i % 3000} for i in range(count)]
     body.write_bytes(msgpack.packb(items))
     return {"BENCH_BODY": str(body), "BENCH_TYPE": "application/msgpack", "BENCH_PATH": "/v1/messages:batch"}
 

@@ -19,16 +19,16 @@ _SLICES, _SLICE_S = 8, 5
 #: Distance between the ports of the two clusters.
 _PORTS = 40
 #: Puts a load on a cluster for so many seconds; returns the number of messages.
-_Load = Callable[[Cluster, float], int]
+Load = Callable[[Cluster, float], int]
 
 
-def _flow(cluster: Cluster, seconds: float) -> int:
+def end_to_end(cluster: Cluster, seconds: float) -> int:
     tally = uvloop.run(flow(cluster, seconds))
     nothing_early(tally)
     return tally.acked
 
 
-def _published(script: str, connections: int, each: int, **environment: str) -> _Load:
+def published(script: str, connections: int, each: int, **environment: str) -> Load:
     def load(cluster: Cluster, seconds: float) -> int:
         run = wrk(cluster.leader().http, script, connections, seconds, **environment)
         return (run.requests - run.status) * each
@@ -36,7 +36,7 @@ def _published(script: str, connections: int, each: int, **environment: str) -> 
     return load
 
 
-def _spent(cluster: Cluster, load: _Load, seconds: float) -> tuple[float, float]:
+def spent_by(cluster: Cluster, load: Load, seconds: float) -> tuple[float, float]:
     """Processor time per message in µs: of the leader, and of a follower."""
     leader = cluster.leader()
     followers = [node for node in cluster.nodes if node is not leader]
@@ -47,7 +47,7 @@ def _spent(cluster: Cluster, load: _Load, seconds: float) -> tuple[float, float]
     return own / count * 1e6, sum(others) / len(others) / count * 1e6
 
 
-def _compare(setup: Setup, row: Row, name: str, load: _Load, before: Path) -> None:
+def _compare(setup: Setup, row: Row, name: str, load: Load, before: Path) -> None:
     """Both versions run all the time and get the load by turns, so that whatever else slows this machine slows both."""
     with (
         setup.cluster() as now,
@@ -56,7 +56,7 @@ def _compare(setup: Setup, row: Row, name: str, load: _Load, before: Path) -> No
         for number in range(_SLICES + 1):
             versions = [("now", now), ("before", then)]
             for version, cluster in versions[:: -1 if number % 2 else 1]:
-                spent = _spent(cluster, load, setup.seconds(_SLICE_S))
+                spent = spent_by(cluster, load, setup.seconds(_SLICE_S))
                 for who, each in zip(("leader", "follower"), spent, strict=True):
                     if number:
                         row.add(f"{name}, {who} {version}", each, "µs/msg")
@@ -66,9 +66,9 @@ def unused(setup: Setup) -> list[Row]:
     if setup.before is None:
         raise Missing("no version to compare with: --before DIR, a checkout (git worktree add DIR edff2a69^)")
     loads = {
-        "single": _published("publish", 256, 1),
-        "batch": _published("file", 32, 1000, **of_a_batch(setup.directory)),
-        "e2e": _flow,
+        "single": published("publish", 256, 1),
+        "batch": published("file", 32, 1000, **of_a_batch(setup.directory)),
+        "e2e": end_to_end,
     }
     targets = [Target(f"{load}, {who}", 1.02, at_most=True) for load in loads for who in ("leader", "follower")]
     row = Row("unused", "processor time per message, nothing of the scheduler in use, against --before", targets)

@@ -1,7 +1,7 @@
--- One message of 200 bytes per request, due within the hour that begins in ten minutes, or in BENCH_DELAY_S seconds.
+-- One message of 200 bytes per request to the topic BENCH_TOPIC, or "bench", due within the hour that begins in ten minutes, or in BENCH_DELAY_S seconds.
 -- Each thread numbers its own requests.
 local body = string.rep("0123456789abcdefghij", 10)
-local path = "/v1/topics/bench/messages?delay="
+local path = "/v1/topics/" .. (os.getenv("BENCH_TOPIC") or "bench") .. "/messages?delay="
 local delay = tonumber(os.getenv("BENCH_DELAY_S") or "600")
 local counter = 0
 local requests = {}
