@@ -25,6 +25,8 @@ _PAUSE_S, _ADMINS, _PUBLISHERS = (0.2, 1.5), 2, 3
 _PUT_S, _END_S = 0.2, 90.0
 #: Prefix of the names whose owner changes.
 _MOVING = "moving-"
+#: Delay of the messages under these names: none is due before the end of the run, which counts those that are pending.
+_DELAY = "30d"
 #: Prefix of the topics of each shard; no change moves them.
 OWN = "s{}."
 
@@ -130,7 +132,7 @@ class NewNames:
             for turn in range(2):
                 client = self._clients[(number + turn) % len(self._clients)]
                 receipt = await insist(
-                    lambda: client.put(name, b"m", delay="1h", idempotency_key=name)  # noqa: B023
+                    lambda: client.put(name, b"m", delay=_DELAY, idempotency_key=name)  # noqa: B023
                 )
                 ids.append(receipt.id)
             self.history.record("named", t=self.history.clock(), name=name, ids=ids)
