@@ -29,6 +29,8 @@ from hadelay.model import Event, State
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
 #: longer than the usual delays, and shorter than the drain.
 _SOON_S = 20.0
+#: Time in seconds for which a job's rate may hold it up in a run that ends.
+_RATED_S = 30.0
 #: Time, in ms, by which a schedule may be overdue at the end of a run.
 OVERDUE_MS = 2_000
 
@@ -216,9 +218,11 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
 
 
 def unfinished_jobs(cluster: SimCluster) -> list[int]:
-    """Bulk jobs that have not ended, as the leader knows."""
+    """Bulk jobs that have not ended, as the leader knows, without those that their rates have kept busy for longer than
+    _RATED_S: a job of hundreds of messages at four a second does not end within a run."""
     leader = cluster.leader()
-    return [] if leader is None else [job.number for job in leader.ledger.jobs.values() if not job.ended_ms]
+    running = [] if leader is None else [job for job in leader.ledger.jobs.values() if not job.ended_ms]
+    return [job.number for job in running if job.spec.rate is None or job.done < job.spec.rate * _RATED_S]
 
 
 def unreported(cluster: SimCluster) -> bool:

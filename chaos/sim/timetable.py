@@ -154,8 +154,10 @@ class Timetable:
             self.known[put.name] = Known(1, put.stored, False, ledger.now_ms)
             self._ends(put.name, ledger)
             return
-        if known.stored.spec.same_times(spec) and not known.paused and not known.over:
+        if known.stored.spec.same_times(spec) and not known.paused:
             known.version += 1
+            if known.over:  # a higher limit of occurrences lets it go on from now
+                known.last = max(ledger.now_ms, known.last)
             if known.stored.template != put.stored.template:
                 made = known.made
                 self._cancelled(put.name, ledger)
