@@ -17,6 +17,7 @@ from chaos.sim.network import SimNet
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.platform.disk import Disk
+from hadelay.server.delivery.term import Alarm
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from tests.storage.support import messages
@@ -108,3 +109,20 @@ def test_warnings_name_the_next_refusal_of_a_disk_that_fills(caplog: pytest.LogC
     assert "refused (507)" in lines[0][1]
     assert "exit code 70" in lines[1][1]
     node.stop()
+
+
+def test_leader_s_parts_go_on_when_a_disk_has_room_again() -> None:
+    """A read of new entries of a far hour writes them out first; bulk jobs stood still after one error."""
+    world = SimWorld(1)
+    runtime = SimRuntime(world, "n1", SimDisk(random.Random(1)))
+    answers: list[OSError | None] = [OSError(errno.ENOSPC, "no space left"), OSError(errno.EIO, "broken"), None]
+    rung: list[float] = []
+
+    def ring() -> None:
+        rung.append(world.now)
+        if error := answers[len(rung) - 1]:
+            raise error
+
+    Alarm(runtime, ring).at(runtime.monotonic())
+    world.run_for(5)
+    assert [round(at, 1) for at in rung] == [0.0, 0.5, 1.0]

@@ -1,5 +1,6 @@
 """State of one term of a leader: time, timers and proposals of all parts that work only while this node leads."""
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -9,9 +10,15 @@ from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
 from hadelay.settings.node import Config
 
+log = logging.getLogger(__name__)
+
+#: Pause in seconds before `ring` of an alarm is called again after an error of the disk.
+_AGAIN_S = 0.5
+
 
 class Alarm:
-    """A timer that can be set again; the earliest time wins. It calls `ring` once, not before that time."""
+    """A timer that can be set again; the earliest time wins. It calls `ring` once, not before that time; and again
+    after an error of the disk, such as one without room, on which a read had to write out entries first."""
 
     def __init__(self, runtime: Runtime, ring: Callable[[], None]) -> None:
         self._runtime, self._ring = runtime, ring
@@ -35,7 +42,11 @@ class Alarm:
 
     def _fire(self) -> None:
         self._handle, self._at = None, math.inf
-        self._ring()
+        try:
+            self._ring()
+        except OSError as error:
+            log.warning("disk_failed", extra={"error": str(error), "again_in_s": _AGAIN_S})
+            self.at(self._runtime.monotonic() + _AGAIN_S)
 
 
 class Term:
