@@ -257,7 +257,12 @@ class Timetable:
 
     def _ran(self, run: Run, result: PublishResult, ledger: Ledger) -> None:
         """Check a trigger, or a backfill, which counts for the version that the node saw. Its messages are due now."""
-        known = self.known[run.name]
+        known = self.known.get(run.name)
+        if known is None:
+            # The schedule was deleted since: only a repetition gets an answer, that of the first time.
+            new = [id_ for id_ in result.ids.tolist() if id_ and id_ not in self.made]
+            self.sim.decide("S4 schedules, version", bool(new), f"{run.name} is deleted, and made {new}", *new)
+            return
         text = f"{run.name}, version {run.version}, was run; it is {known.version}"
         self.sim.decide("S4 schedules, version", run.version not in (ANY_VERSION, known.version), text)
         for (at_ms, _), id_, again in zip(run.times, result.ids.tolist(), result.duplicate, strict=True):

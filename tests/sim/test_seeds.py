@@ -23,7 +23,9 @@ SEEDS = size(30, 300)
 #: Kinds of faults that few seeds draw: some more seeds have them, so that they are met however many seeds are run.
 RARE = ("rot", "backup", "members")
 #: Seeds that meet what few seeds do, such as a sync that fails, or a read within a retention of seconds.
-MEET_MORE = (32, 35, 40, 43, 75, 81)
+MEET_MORE = (32, 35, 40, 43, 45, 75, 81)
+#: In interval mode, a new leader hands out again what another consumer had: one run in a thousand meets it.
+REPEATS = cli.Options(fault="reset"), 42
 
 
 @pytest.mark.timeout(900)
@@ -40,6 +42,8 @@ def test_seeds_keep_every_promise():
     for options in [cli.Options(fault=fault) for fault in RARE]:
         for seed in range(1, 5):
             take(options.run(seed), options)
+    options, seed = REPEATS
+    take(options.run(seed), options)
     assert not failed, "\n".join(failed)
     # What never happened was not tested: no fault, no answer and no check may be missing.
     wanted = [*FAMILIES, *(f"checked {name}" for name in CHECKED), *HAPPENS]
@@ -50,13 +54,13 @@ def test_seeds_keep_every_promise():
 #: are run with the long suite.
 FALSE_ALARMS = (
     266, 1305, 20027, 8100083, 8100240, 8100724, 9600104, 9600155, 281100671, 290000616, 291000198, 291001128,
-    910379, 219, 261,
+    910379, 219, 261, 910999,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "seed",
-    [2150, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, *(FALSE_ALARMS if LONG else ())],
+    [2150, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, 910925, *(FALSE_ALARMS if LONG else ())],
 )
 def test_a_seed_that_failed_once_holds(seed: int):
     """266, 20027: a publish gets the id of the pending message with its client key, which is of another group. 2150: a
@@ -67,7 +71,8 @@ def test_a_seed_that_failed_once_holds(seed: int):
     incarnations. 5000022: in interval mode a leader falls before it recorded a webhook's answer with a Retry-After.
     7405221: a planned transfer begins while the answer to a change of a topic waits for deliveries to be due. 7405556:
     in interval mode a leader is held up between fetching a message for a webhook and calling it. 7405719: limits are
-    set while a producer waits for hours to repeat its request. 8100083: a message waits for its group for longer than a
+    set while a producer waits for hours to repeat its request. 910925: a sweep recounts the localIndex of a second
+    with messages that a partial purge has cancelled. 8100083: a message waits for its group for longer than a
     second. 8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
     is left at the end. 9600104: a stored message is published again when its idempotency key is forgotten, and another
     one has its client key by then. 9600155: a cluster whose time began anew is backed up and restored. 1305:
@@ -76,7 +81,7 @@ def test_a_seed_that_failed_once_holds(seed: int):
     an attempt before a backup did not count. 291001128: a repeated publish waits out hours in a log.
     910379: the hour of a batch's callback is deleted before those of its members. 219: a job's
     rate is too low for its messages. 261: a schedule that has ended goes on with another template and a higher limit.
-    """
+    910999: the trigger of a schedule is repeated when the schedule is deleted."""
     assert not run_seed(seed).failure
 
 

@@ -136,7 +136,8 @@ class Dispatcher(LedgerListener):
 
     def recount(self) -> int | None:
         """The localIndex of the cursor, counted anew: entries of its second that are settled, leased, blocked or due.
-        None as long as the second is not known in whole, or has more than SLICE entries."""
+        None as long as the second is not known in whole, has more than SLICE entries, or has entries that an unfinished
+        partial purge cancelled: they still come, unless they were loaded after the purge."""
         at = max(self._preload.reached, self.scans.reached)
         hour, second = divmod(at, SECONDS_PER_HOUR)
         unknown = self._preload.to_come(at) is None or self._preload.spilled(at) or self.scans.misses(at)
@@ -147,7 +148,9 @@ class Dispatcher(LedgerListener):
             return None
         rows = walk.step(SLICE)
         later = rows[rows["deliver_at_ms"] > self.turns.now_ms]
-        waits = self.ledger.topics.owed(later)
+        if self.ledger.topics.marked(later).any():
+            return None
+        waits = self.ledger.topics.alive(later)
         if (state := self.ledger.hours.get(hour)) is not None:
             waits &= ~is_in(later["index"], state.settled | state.blocked, state.leased)
         return None if walk.damage is not None else len(rows) - int(waits.sum())
