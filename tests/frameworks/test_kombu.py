@@ -182,10 +182,12 @@ def test_a_closed_connection_gives_back_what_it_fetched(url: str, queue: Queue, 
                 Producer(connection).publish(number, routing_key=queue.name)
             drained(connection, messages, 1)
             until(lambda: client.topic(f"kombu.{queue.name}").leased == 20, "all are fetched")
-        # The leader itself gives back what it granted to a poll that ended meanwhile.
+        # The leader itself gives back what it granted to a poll that has ended.
         until(lambda: client.topic(f"kombu.{queue.name}").ready == 20, "all are given back")
         (first, *_) = client.receive(f"kombu.{queue.name}", max=20)
-        assert [event.reason for event in client.get(first.id).history if event.reason] == ["the worker stopped"]
+        assert first.attempt == 1, "no attempt counts"
+        # A poll that ends meanwhile may be granted the message once more.
+        assert next(event.reason for event in client.get(first.id).history if event.reason) == "the worker stopped"
 
 
 def test_messages_that_celery_did_not_publish(connection: Connection, queue: Queue, cluster: Cluster) -> None:
