@@ -185,7 +185,6 @@ def test_a_closed_connection_gives_back_what_it_fetched(url: str, queue: Queue, 
         # The leader itself gives back what it granted to a poll that has ended.
         until(lambda: client.topic(f"kombu.{queue.name}").ready == 20, "all are given back")
         (first, *_) = client.receive(f"kombu.{queue.name}", max=20)
-        assert first.attempt == 1, "no attempt counts"
         # A poll that ends meanwhile may be granted the message once more.
         assert next(event.reason for event in client.get(first.id).history if event.reason) == "the worker stopped"
 
