@@ -118,7 +118,7 @@ async def consume(
         if stop.is_set():
             return
         query = {"max": most, "wait": wait, "lease": "60s", "consumer": consumer, "request_id": f"{number}"}
-        query["group_max"] = group_max
+        query |= {"group_max": group_max} if group_max > 1 else {}
         packed = json.dumps({**query, "tags": tags} if tags else query).encode()
         poll = request("POST", f"/v1/topics/{topic}/receive?redirect=false", packed, accept="msgpack")
         found = msgpack.unpackb(await session.call(poll))["messages"]

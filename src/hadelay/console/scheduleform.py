@@ -64,7 +64,7 @@ def _filled(found: Schedule[str]) -> dict[str, str]:
         text = body.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if "\r" in text or "\0" in text:  # a text field would change these bytes
+    if "\r" in text or "\0" in text:  # a browser's text field would send other line ends, and no NUL
         text, encoding = b64encode(body).decode(), "base64"
     if found.overlap == "wait":
         plain["group"] = None

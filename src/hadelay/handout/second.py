@@ -38,7 +38,8 @@ class Second:
         self._due = np.zeros(0, np.int64)
         self._indexes = np.zeros(0, np.uint32)
         self._topics = np.zeros(0, np.uint32)
-        self._late: list[tuple[int, int, int]] = []  # heap of rows that came late: (deliver_at_ms, index, topic)
+        #: Heap of the rows that were filed after the others had been sorted: (deliver_at_ms, index, topic).
+        self._late: list[tuple[int, int, int]] = []
 
     def add(self, rows: NDArray[np.void]) -> None:
         if not len(rows):

@@ -118,7 +118,8 @@ def _excluding(*pairs: tuple[str, str]) -> Schema:
     return {"not": {"anyOf": [{"required": list(pair)} for pair in pairs]}}
 
 
-#: Name of a topic that a request may publish to; name or pattern of topics; and tag, of letters that need no quotes.
+#: Schemas of a topic's name that a request may publish to, of a topic's name or a pattern of names, and of a tag. Their
+#: characters need no percent-encoding in a URL.
 _TOPIC = _but({"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}, ".", "..")
 _ANY_TOPIC: Schema = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}(~[A-Za-z0-9._-]{1,126})?$"}
 _TOPICS: Schema = {"pattern": "^[A-Za-z0-9._*-]{1,128}$"}

@@ -124,7 +124,7 @@ class NameMap(NamedTuple):
 class Half(NamedTuple):
     """The topic, or the subscription, in the names of queues."""
 
-    #: Distinct names.
+    #: Distinct names of the topics, or of the subscriptions, of the hour.
     names: list[str]
     #: For each topic number, the position of its name in `names`; NONE32 if its queue has no such part. The last
     #: element stands for unknown topic numbers.

@@ -77,7 +77,7 @@ def check_forward(fields: Mapping[str, str]) -> dict[str, str]:
     found = {name.lower(): text for name, text in fields.items()}
     if len(found) < len(fields):
         raise BadRequest("forward: a name is given twice")
-    # Many receivers read the underscore of a name as a dash.
+    # Many receivers read an underscore in a header's name as a dash, so a name with one is judged as if it had a dash.
     dashed = {name.replace("_", "-"): text for name, text in found.items()}
     if kept := next(filter(_NOT_FORWARDED.match, dashed), None):
         raise BadRequest(f"forward: {kept} is not for publishers to set: leave it out")

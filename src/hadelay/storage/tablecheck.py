@@ -25,7 +25,8 @@ class TableCheck:
         self._stopped = False
 
     def run(self) -> tuple[int, str]:
-        """(bytes read, damage in words; "" if there is none). Raises OSError if the process cannot start."""
+        """Check the file in a process of its own; returns (bytes read, damage in words; "" if there is none). Raises
+        OSError if the process cannot start."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, self._path, str(self._rate)],
             stdin=subprocess.DEVNULL,

@@ -144,7 +144,8 @@ def first_end_ms(ledger: Ledger) -> int | None:
     """Time in Unix ms at which the next batch may expire or be forgotten; None if there is no batch."""
     if not ledger.batches.count:
         return None
-    # A row that is deleted already may be the first: its time is not above that of the first one that is left.
+    # `next_key` may still find a deleted row. Its time is at most that of the first row that is left, so if it is far
+    # ahead, no batch ends before it.
     first = ledger.tables.next_key(BATCHEND, ledger.batchend_from)
     if first is not None and END_KEY.unpack(first)[0] > ledger.now_ms + 60_000:
         return int(END_KEY.unpack(first)[0])
