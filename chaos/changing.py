@@ -111,8 +111,9 @@ def outdated(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[tuple[str, str]]:
-    """Judge the occurrences between two changes. bodies: body of each occurrence. spare: number of occurrences that may
-    be absent."""
+    """Judge the messages that a schedule made between two changes of it: the pattern in force asks for all of them, and
+    for no others. bodies: body of the message by the time of its occurrence. spare: number of messages that may be
+    absent: the schedule counts them as missed or refused."""
     ordered = sorted(bodies)
     for one, until_ms in _surely(history.of("changed-set")):
         since_ms, every_ms = one["since_ms"], one["every_ms"]

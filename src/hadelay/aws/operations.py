@@ -26,7 +26,8 @@ class Operations:
         self.all: dict[Any, Operation] = {}
 
     def add(self, *key: Any) -> Callable[[F], F]:
-        """Declare an operation. key: name, or method and path; then the type of its document."""
+        """Declare an operation: a decorator of the function that runs it. key: the operation's name, or its method and
+        path, followed by the type of the request's JSON document."""
 
         def declare(run: F) -> F:
             self.all[key[0] if len(key) == 2 else key[:-1]] = Operation(key[-1], run)
@@ -36,8 +37,8 @@ class Operations:
 
 
 def decoded(read: Callable[[], Any], wrong: Callable[[str, str], AwsError], unreadable: str) -> Any:
-    """A document. wrong: the error for a member and what is wrong with it. unreadable: code for a body that is no JSON.
-    Raises AwsError."""
+    """Read a request's JSON document with `read`. wrong: makes the error from a member's name and what is wrong with
+    it. unreadable: AWS's error code for a body that is no JSON. Raises AwsError."""
     try:
         return read()
     except msgspec.ValidationError as error:

@@ -357,7 +357,8 @@ class Transport(virtual.Transport):
 
     def close_connection(self, connection: object) -> None:
         if self._pid != os.getpid():
-            return  # the connection is that of the parent process, which shares pipe and epoll with this one
+            # A forked child inherits the parent's connection, pipe and epoll: closing these would stop the parent.
+            return
         super().close_connection(connection)
         given_back = []
         with suppress(queues.Empty, HadelayError):

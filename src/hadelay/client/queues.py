@@ -76,7 +76,7 @@ async def cancel_call(client: AsyncClient, topic: str, task_id: str) -> None:
         except NotFound as error:
             refused.append(error)
             if copy:
-                break  # the first message may be forgotten while the second one is pending
+                break  # not after copy 0: the cluster may have forgotten that message while copy 1 is pending
     if not cancelled:
         raise refused[0]
 

@@ -32,7 +32,7 @@ class Turns:
         self._served = 0
         #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()
-        #: Topics with messages that rest until their group has a token (handout/rests.py).
+        #: Topics with messages that rest until the rate limit of their message group allows more (handout/rests.py).
         self.rests: Deadlines[TopicTurn] = Deadlines()
         #: Topics that have reached their concurrency, the limit of leased messages.
         self._full: dict[TopicTurn, None] = {}

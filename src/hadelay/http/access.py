@@ -77,7 +77,8 @@ def check_site(method: str, headers: Mapping[str, str], port: int) -> None:
         forwarded = headers.get("X-Forwarded-Host", "").lower().split(",")
         named = {host, *filter(None, map(str.strip, forwarded))}
         same = own in named or (dropped and _PORT.sub("", own) == host)
-        foreign = origin is not None and not (scheme and same)  # the origin of a page in a sandbox is null
+        # A page in a sandboxed frame sends the origin "null", which has no scheme: it is refused like a foreign one.
+        foreign = origin is not None and not (scheme and same)
     if foreign:
         said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
         what = (

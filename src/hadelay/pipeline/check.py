@@ -80,7 +80,8 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
             if (error := find_misfiled(store, files, suffix)) is not None:
                 return error, False
             if suffix == "idx":
-                check_references(store, files, names, "idx")  # a copy's `names` file may be older than its entries
+                # The `names` file of a copy may be older than the entries, whose numbers then have no names.
+                check_references(store, files, names, "idx")
     except DamagedFile as error:
         return error, False
     return None

@@ -188,7 +188,8 @@ class HandoutDelays:
         return delays if known else None
 
     def settling(self, ledger: Ledger, command: bytes) -> bytes:
-        """Put the known hand-out delays into a SETTLE of another node; every other command stays as it is."""
+        """Add the hand-out delays, which this leader alone knows, to a SETTLE that another node sent to it, so that all
+        replicas record them. Every other command stays as it is."""
         leases = leases_in(command)
         delays = None if leases is None else self.delays_of(ledger, leases)
         return command if delays is None else with_delays(command, delays)
