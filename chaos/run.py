@@ -147,12 +147,14 @@ class Run:
 
     async def _look(self, name: str) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
+            asked = self._lives[name]
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            # Record no process number while a fault hits the node: the status may come from an earlier process of the
-            # node.
-            life = None if name in self._busy or name in self._down else self._lives[name]
+            # Record no process number while a fault hits the node, or if one began meanwhile: the status may come from
+            # an earlier process of the node.
+            unsure = name in self._busy or name in self._down or self._lives[name] != asked
+            life = None if unsure else asked
             now, index = self.history.clock(), int(said["applied_index"])
             self.history.record(
                 "said", t=now, node=name, life=life, term=said["term"], index=index, leader=said["leader"]
