@@ -5,7 +5,7 @@ from typing import Any
 
 from chaos.sim.batches import CALLBACKS, MEMBERS, on_of
 from chaos.sim.door import Client
-from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
+from hadelay.api.service import Actor, PublishDone, answered
 from hadelay.codec.batches import On, Spec
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import HadelayError
@@ -49,7 +49,8 @@ class BatchClient(Client):
         elif self.good and self.open and chance < 0.5:
             self._close(self.open[0], cancel=False)
         elif self.good or chance < 0.35:
-            self._take()
+            fails = not self.good and self.random.random() < 0.4
+            self.take([MEMBERS, CALLBACKS], "members of batches taken", fails=fails)
         elif self.cluster.parts.take(part):
             if chance < 0.45 and self.opened < _MOST:
                 self._open()
@@ -99,28 +100,6 @@ class BatchClient(Client):
             return (service.batches.cancel if cancel else service.batches.seal)(key)
 
         self.ask(request, replied)
-
-    def _take(self) -> None:
-        poll = ReceiveRequest([MEMBERS, CALLBACKS], self.name, b"%d" % int(self.world.now * 1000), 20, 0, 900)
-        fails = not self.good and self.random.random() < 0.4
-
-        async def take(service: NodeService) -> int:
-            if not (await service.cluster.find_leader()).here:
-                return 0
-            handed = await service.consume.receive(poll)
-            handed.answered()
-            if handed.messages:
-                leases = [message.lease for message in handed.messages]
-                if fails:
-                    await service.consume.settle("nack", leases, 50)
-                else:
-                    await service.consume.settle("ack", leases, None)
-            return len(handed.messages)
-
-        def replied(taken: int | None, error: HadelayError | None) -> None:
-            self.history.count("members of batches taken", taken or 0)
-
-        self.ask(take, replied)
 
     def _noted(self, what: str) -> Any:
         def replied(result: Any, error: HadelayError | None) -> None:

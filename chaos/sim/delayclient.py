@@ -5,7 +5,7 @@ from typing import Any
 
 from chaos.sim.door import Client
 from chaos.sim.owndelays import TOPIC
-from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
+from hadelay.api.service import Actor, PublishDone, answered
 from hadelay.errors import HadelayError
 from hadelay.model import OWN_DELAY, Draft
 from hadelay.server.service.node import NodeService
@@ -31,7 +31,7 @@ class DelayClient(Client):
             return
         part, chance = self.next_act(), self.random.random()
         if self.good or chance < 0.4:
-            self._take()
+            self.take([TOPIC], "delayed messages taken")
         elif self.cluster.parts.take(part):
             if chance < 0.5:
                 config = {"delay_ms": self.random.choice(_DELAYS_MS)}
@@ -55,20 +55,3 @@ class DelayClient(Client):
             self.note(f"publish with {due}: {error.type if error else 'stored'}")
 
         self.ask(publish, replied)
-
-    def _take(self) -> None:
-        poll = ReceiveRequest([TOPIC], self.name, b"%d" % int(self.world.now * 1000), 20, 0, 900)
-
-        async def take(service: NodeService) -> int:
-            if not (await service.cluster.find_leader()).here:
-                return 0
-            handed = await service.consume.receive(poll)
-            handed.answered()
-            if handed.messages:
-                await service.consume.settle("ack", [message.lease for message in handed.messages], None)
-            return len(handed.messages)
-
-        def replied(taken: int | None, error: HadelayError | None) -> None:
-            self.history.count("delayed messages taken", taken or 0)
-
-        self.ask(take, replied)

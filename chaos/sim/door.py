@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from chaos.sim.file import is_injected
 from chaos.sim.machines import Machines, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.runtime import SimWorld
+from hadelay.api.service import ReceiveRequest
 from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.service.node import NodeService
 
@@ -151,6 +152,22 @@ class Client:
         else:
             self.door.ask(process, request, replied, timeout_s)
         return process is not None
+
+    def take(self, topics: Sequence[str], counted: str, *, fails: bool = False) -> None:
+        """Receive what is due in these topics, once, and ack all of it; or, if `fails`, nack all of it. counted: name
+        of the count of received messages."""
+        poll = ReceiveRequest(list(topics), self.name, b"%d" % int(self.world.now * 1000), 20, 0, 900)
+
+        async def taken(service: NodeService) -> int:
+            if not (await service.cluster.find_leader()).here:
+                return 0
+            handed = await service.consume.receive(poll)
+            handed.answered()
+            if leases := [message.lease for message in handed.messages]:
+                await service.consume.settle(*(("nack", leases, 50) if fails else ("ack", leases, None)))
+            return len(leases)
+
+        self.ask(taken, lambda count, error: self.history.count(counted, count or 0))
 
     def next_act(self) -> str:
         """Begin an act with a random stream of its own, which no earlier act influences. Returns the act's name, for

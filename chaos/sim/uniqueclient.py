@@ -5,7 +5,7 @@ from typing import Any
 
 from chaos.sim.door import Client
 from chaos.sim.uniques import TOPIC
-from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
+from hadelay.api.service import Actor, PublishDone, answered
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import HadelayError
 from hadelay.model import KEEP, REPLACE, Draft
@@ -45,7 +45,7 @@ class UniqueClient(Client):
         if not self.made:
             self._make()
         elif self.good or self.random.random() < 0.4:
-            self._take()
+            self.take([TOPIC], "unique messages taken")
         elif self.cluster.parts.take(part):
             self._publish()
         self._next()
@@ -79,20 +79,3 @@ class UniqueClient(Client):
                 self.world.after(0.2, self._send, drafts, idem, tries - 1)
 
         self.ask(publish, replied)
-
-    def _take(self) -> None:
-        poll = ReceiveRequest([TOPIC], self.name, b"%d" % int(self.world.now * 1000), 20, 0, 900)
-
-        async def take(service: NodeService) -> int:
-            if not (await service.cluster.find_leader()).here:
-                return 0
-            handed = await service.consume.receive(poll)
-            handed.answered()
-            if handed.messages:
-                await service.consume.settle("ack", [message.lease for message in handed.messages], None)
-            return len(handed.messages)
-
-        def replied(taken: int | None, error: HadelayError | None) -> None:
-            self.history.count("unique messages taken", taken or 0)
-
-        self.ask(take, replied)

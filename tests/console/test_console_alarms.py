@@ -1,4 +1,4 @@
-"""What needs attention, at real nodes: the same rows in the API, the command line and the console."""
+"""The report of what needs attention has the same rows in the API, the command line and the console, at real nodes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _values(field: _Field, value: str) -> set[int]:
 
 
 def _wrong(field: _Field, value: str) -> str:
-    """What is wrong with a field's value, and what to write instead."""
+    """Advice in words about a value of a field that cronsim refuses: what to write instead."""
     term = next((term for term in value.split(",") if not term or not _is_valid(field, term)), value)
     for only, form, advice in _TERMS:
         if only in (None, field) and re.fullmatch(form, term):
