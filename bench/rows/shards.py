@@ -61,7 +61,7 @@ def _no_map(setup: Setup) -> Row:
     row = Row("shards, no map", "messages per second of processor time, all nodes; clusters get slices by turns", [])
     sides = ["no map", "map of one shard", *(["before"] if setup.before else [])]
     if setup.before is None:
-        row.notes.append("no version before to compare with: --before DIR, a checkout (git worktree add DIR a277800c^)")
+        row.notes.append("no version before to compare with: --before DIR, a checkout (git worktree add DIR 5c412203)")
     loads = {
         "single": unused.published("publish", 256, 1),
         "batch": unused.published("file", 32, 1000, **of_a_batch(setup.directory)),

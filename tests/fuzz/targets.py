@@ -381,7 +381,7 @@ def files() -> list[bytes]:
     events["at_ms"][1] = 1 << 60
     samples = [bytes([n]) + content for n, content in enumerate(found)]
     # Of nothing the checksum is zero.
-    return [*samples, b"\2" + events.tobytes(), b"\5HDLY" + bytes(8), b"\5HDLY" + bytes(30), b"\5HDID" + bytes(8)]
+    return [*samples, b"\2" + events.tobytes(), b"\5HDL1" + bytes(8), b"\5HDL1" + bytes(30), b"\5HDID" + bytes(8)]
 
 
 def pieces(data: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hadelay.version import LAST_DEVELOPMENT
 from tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,3 +86,12 @@ def test_commit_subjects_are_short_and_begin_with_a_part() -> None:
     subjects = log.stdout.splitlines()
     assert [subject for subject in subjects if len(subject) > LONGEST_SUBJECT] == []
     assert [subject for subject in subjects if not re.match(r"[a-z][\w/., -]*: \S", subject)] == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_that_reads_development_data_can_be_had() -> None:
+    """The refusal of such data names it."""
+    shallow = ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"]
+    if subprocess.run(shallow, capture_output=True, text=True, check=False).stdout.strip() != "false":
+        pytest.skip("no git history, or only its end")
+    subprocess.run(["git", "-C", str(ROOT), "merge-base", "--is-ancestor", LAST_DEVELOPMENT, "HEAD"], check=True)

@@ -41,13 +41,12 @@ def test_somebody_elses_directory(tmp_path: Path, stored: object, words: str) ->
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize(("magic", "commit"), [*zip((b"HDID", b"HDLY"), LAST_DEVELOPMENT, strict=True)])
-def test_a_development_versions_directory(tmp_path: Path, magic: bytes, commit: str) -> None:
+def test_a_development_versions_directory(tmp_path: Path) -> None:
     open_storage(Disk(), str(tmp_path), Loop()).close()
     path = tmp_path / "identity"
-    path.write_bytes(magic + path.read_bytes()[4:])
+    path.write_bytes(b"HDID" + path.read_bytes()[4:])
     before = files(tmp_path)
-    with pytest.raises(ConfigError, match=f"development version .* commit {commit} "):
+    with pytest.raises(ConfigError, match=f"development version .* commit {LAST_DEVELOPMENT} "):
         open_storage(Disk(), str(tmp_path), Loop())
     assert files(tmp_path) == before
 

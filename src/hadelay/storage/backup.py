@@ -24,8 +24,8 @@ from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.platform.disk import Disk, read_file, replace_file
 from hadelay.version import LAST_DEVELOPMENT
 
-#: Format of a backup's manifest; development versions, from before the first release, wrote formats 1 to 3.
-FORMAT = 4
+#: Format of a backup's manifest; development versions, from before the first release, wrote formats 1 and 2.
+FORMAT = 3
 #: Size, in bytes, of a block with its own CRC: damage is reported per block.
 BLOCK = 64 << 10
 _READ = 16 * BLOCK
@@ -187,10 +187,9 @@ class Archive:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise DamagedFile(path, 0, "the manifest does not verify; choose an older backup") from None
         if backup.format < FORMAT:
-            last = LAST_DEVELOPMENT[backup.format == FORMAT - 1]
             raise ConfigError(
                 f"{path}: a development version of hadelay, from before the first release, wrote this backup: the last "
-                f"version that reads it is commit {last} of hadelay's repository"
+                f"version that reads it is commit {LAST_DEVELOPMENT} of hadelay's repository"
             )
         if backup.format > FORMAT or backup.feature_level > version.FEATURE_LEVEL:
             raise ConfigError(f"{path}: a newer hadelay wrote this backup: use that version")

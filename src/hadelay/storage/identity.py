@@ -20,9 +20,8 @@ from hadelay.version import FIRST_LEVEL, LAST_DEVELOPMENT
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDL1"
-#: Magic of the identities that development versions wrote, from before the first release, and the last commit that
-#: reads their data.
-_DEVELOPMENT = dict(zip((b"HDID", b"HDLY"), LAST_DEVELOPMENT, strict=True))
+#: Magic of the identities that development versions wrote, from before the first release.
+_DEVELOPMENT = b"HDID"
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
         raise DamagedFile(path, len(data), "the file ends too early")
     magic, size, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + size]
-    if magic in _DEVELOPMENT:
+    if magic == _DEVELOPMENT:
         raise ConfigError(
             f"{path}: a development version of hadelay, from before the first release, wrote this data directory. The "
-            f"last version that reads it is commit {_DEVELOPMENT[magic]} of hadelay's repository; start this version "
+            f"last version that reads it is commit {LAST_DEVELOPMENT} of hadelay's repository; start this version "
             "with an empty data_dir, and publish pending messages there anew"
         )
     if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
