@@ -37,6 +37,7 @@ async def test_an_owner_that_is_gone_is_asked_through_the_front(shards: tuple[No
         assert not transport.direct
         transport._learn(f"/v1/topics/{THERE}", front.url, {"Hadelay-Direct": owner.url})
         assert not transport.direct  # not before a while
+        assert transport._follows(front.url, f"{front.url}/v1/receive", owner.url), "receives follow redirects there"
     assert len(front.service.published) == 1
 
 
@@ -67,6 +68,35 @@ async def test_a_refusal_of_the_owner_is_final(shards: tuple[Node, Node]) -> Non
         with pytest.raises((NotFound, Conflict)):
             await client.get(topic=THERE, key="none")
         assert client._transport.direct == {THERE: owner.url}
+
+
+async def test_a_refusal_teaches_the_address_too(shards: tuple[Node, Node]) -> None:
+    front, owner = shards
+    async with AsyncClient(front.url) as client:
+        with pytest.raises((NotFound, Conflict)):
+            await client.get(topic=THERE, key="none")
+        assert client._transport.direct == {THERE: owner.url}
+
+
+async def test_a_slow_owner_has_all_of_the_time() -> None:
+    """Half of it would cut off long polls, and send a purge twice."""
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2)
+        writer.write(b"HTTP/1.1 204 No Content\r\nHadelay-Node: n1\r\nHadelay-Leader: n1\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, AsyncClient("http://127.0.0.1:1", timeout=3.9) as client:
+        client._transport.direct["t"] = f"http://127.0.0.1:{port}"
+        await client._transport.request("DELETE", "/v1/topics/t", lambda answer: answer.status)
+        assert asked == 1
+        assert client._transport.direct
 
 
 @pytest.mark.parametrize(

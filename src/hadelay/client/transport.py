@@ -117,6 +117,8 @@ class Transport:
         self._avoided: dict[str, float] = {}
         #: Topic, as in paths → address of the leader of its shard, by the header of a forwarded answer.
         self.direct: dict[str, str] = {}
+        #: Addresses that are learned for no topic → monotonic time until which that holds: no node answered there.
+        self._not_direct: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
         # Strip the token: a token read from a file ends in a line break.
@@ -220,7 +222,6 @@ class Transport:
         connected = self._connector.connected
         method, path, data, headers, to_leader = request
         base, direct = (at, "") if at else self._where(path, to_leader)
-        within_s /= 2 if direct else 1  # a frozen node leaves half of the time to the other addresses
         until = time.monotonic() + within_s
         url, redirected_by, answered = base + path, "", False
         if to_leader and self._avoided.get(base, 0.0) > time.monotonic():
@@ -251,13 +252,14 @@ class Transport:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
             if direct and error.outcome_known and not error.of_a_node:
-                self._avoided[direct] = time.monotonic() + _NOT_DIRECT_S
+                self._not_direct[direct] = time.monotonic() + _NOT_DIRECT_S
                 return await self._try(request, read, until - time.monotonic(), resent, self.urls[self._at])
             raise
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
             if (redirected_by or direct) and not connected.get():
-                self._avoided[base] = time.monotonic() + (_AVOIDED_S if redirected_by else _NOT_DIRECT_S)
+                avoided, pause_s = (self._avoided, _AVOIDED_S) if redirected_by else (self._not_direct, _NOT_DIRECT_S)
+                avoided[base] = time.monotonic() + pause_s
                 if (left_s := until - time.monotonic()) > 0:
                     return await self._try(request, read, left_s, resent, redirected_by or self.urls[self._at])
             raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
@@ -271,10 +273,9 @@ class Transport:
         self, answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, asked: _Request, direct: str
     ) -> T:
         """As _read. Learns the direct address of the topic. direct: that of the request; "" for none."""
-        found = _read(answer, read, base, asked.method)
-        if direct or _DIRECT in answer.headers:
+        if (direct or _DIRECT in answer.headers) and "Hadelay-Node" in answer.headers:
             self._learn(asked.path, base, answer.headers)
-        return found
+        return _read(answer, read, base, asked.method)
 
     def _follows(self, base: str, url: str, there: str) -> bool:
         """Whether to go to the address that the redirect of `url` names. base: address of `url`."""
@@ -296,7 +297,10 @@ class Transport:
             if headers.get("Hadelay-Leader") != headers.get("Hadelay-Node"):
                 self.direct.pop(topic, None)
         elif (
-            topic and may_follow(base, there) and _address(there) and self._avoided.get(there, 0.0) <= time.monotonic()
+            topic
+            and may_follow(base, there)
+            and _address(there)
+            and self._not_direct.get(there, 0.0) <= time.monotonic()
         ):
             if len(self.direct) >= _MOST_LEADERS:
                 self.direct.clear()
