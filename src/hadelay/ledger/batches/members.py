@@ -160,10 +160,10 @@ def numbers_of(ledger: Ledger, hour: int, indexes: U32) -> Numbers:
     stored = ledger.tables.get_many(BATCHOF, [BLOCK_KEY.pack(hour, block) for block, _ in blocks])
     for (_, where), row in zip(blocks, stored, strict=True):
         if row is not None:
-            numbers = np.zeros(BLOCK, np.uint64)
-            for first, last, number in _RUN.iter_unpack(row):
-                numbers[first : last + 1] = number
-            found[where] = numbers[indexes[where] % BLOCK]
+            runs, offsets = np.frombuffer(row, RUN), (indexes[where] % BLOCK).astype(np.uint8)
+            at = np.minimum(runs["last"].searchsorted(offsets), len(runs) - 1)
+            within = (runs["first"][at] <= offsets) & (offsets <= runs["last"][at])
+            found[where] = np.where(within, runs["number"][at], 0)
     return found
 
 
