@@ -95,6 +95,7 @@ ODD = {
     "another protocol from now on": b"HTTP/1.1 101 Switching\r\nContent-Length: 0\r\n\r\n",
     "no length": b"HTTP/1.1 200 OK\r\n\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+    "two locations": b"HTTP/1.1 201 Created\r\nLocation: /a\r\nLocation: /b\r\nContent-Length: 1\r\n\r\nx",
     "a list of lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 1, 1\r\n\r\nx",
     "a negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     "a signed length": b"HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\nx",

@@ -8,7 +8,7 @@ from hadelay.http import options
 from hadelay.http.call import Context, ParsedHead
 from hadelay.http.decoding import check_headers, decode_query, parse_query
 from hadelay.http.forwarding.forwarder import Destination
-from hadelay.http.forwarding.heads import forward_head
+from hadelay.http.forwarding.heads import ForwardLines, forward_lines
 from hadelay.http.options import DraftTemplate
 from hadelay.http.routes import Route, Routes
 from hadelay.http.sharding import KEYED, Forwarded
@@ -36,7 +36,7 @@ _AIOHTTP_ONLY = frozenset(
 class Fields:
     """The parsed header lines of a request, which requests with other request lines may share."""
 
-    __slots__ = ("_publish", "authorization", "body_bytes", "common", "forwarded", "lines")
+    __slots__ = ("_forward", "_publish", "authorization", "body_bytes", "common", "forwarded", "lines")
 
     def __init__(self, body_bytes: int | None, lines: list[tuple[bytes, bytes]], *, common: bool) -> None:
         """body_bytes: value of Content-Length; None without the header. common: whether these header lines are cached:
@@ -46,12 +46,19 @@ class Fields:
         #: Header Hadelay-Shard of a request that another node has forwarded.
         self.forwarded = next((value.decode("latin-1") for name, value in lines if name.lower() == _SHARD), None)
         self._publish: options.PublishOptions | None = None
+        self._forward: ForwardLines | None = None
 
     def publish(self, config: HttpConfig) -> options.PublishOptions:
         """Options of a publish. Raises HadelayError if the head is not valid for a publish."""
         if self._publish is None:
             self._publish = options.parse_headers(config, self.lines)
         return self._publish
+
+    def forward(self, node: str) -> ForwardLines:
+        """The header lines for another shard. Raises HadelayError if the head cannot be forwarded."""
+        if self._forward is None:
+            self._forward = forward_lines(self.lines, node)
+        return self._forward
 
 
 class ShortRequest(NamedTuple):
@@ -188,9 +195,8 @@ class RequestHeads:
     def _forwarded(
         self, line: re.Match[bytes], fields: Fields, route: Route, to: Destination, again: bool
     ) -> Forwarded:
-        head = forward_head(
-            line[1].decode(), line[2].decode(), fields.lines, self.context.service.node, keyed=route.name in KEYED
-        )
+        lines = fields.forward(self.context.service.node)
+        head = lines.head(line[1].decode(), line[2].decode(), keyed=route.name in KEYED)
         return Forwarded(to, head, route.name, again)
 
     def _publish(

@@ -24,6 +24,8 @@ from hadelay.settings.shardmap import Shards, job_of
 _REDIRECTED = frozenset(("receive",))
 #: Routes whose outcome is remembered under an Idempotency-Key, so that a forwarded request may be repeated.
 KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_schedule"))
+#: Limit of topics whose owners are remembered.
+_MAX_OWNERS = 4_096
 #: Variables of a path that name a topic, a message or a job.
 _NAMING = frozenset(("topic", "id", "job"))
 
@@ -55,12 +57,16 @@ class ShardRouter:
         self.here: int | None = None
         #: Whether the map has other shards.
         self.several = False
+        #: The owner of each topic that requests named, as `owner` returns it; and the shards that were asked for.
+        self._owners: dict[str, int | None] = {}
+        self._destinations: dict[int, Destination] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Take the map that this node has applied; all caches that depend on the map are cleared. Call this once
         `view.replica.ledger.shards` is not `known`."""
         self.known = self.view.known
+        self._owners, self._destinations = {}, {}
         self.here = self.known.index_of(self.view.group)
         self.several = self.here is not None and len(self.others()) > 0
         self._forget()
@@ -70,9 +76,12 @@ class ShardRouter:
             self.refresh()
 
     def destination(self, shard: int) -> Destination:
-        current = self.known.current
-        assert current is not None
-        return Destination(shard, current.version, current.shards[shard].nodes)
+        found = self._destinations.get(shard)
+        if found is None:
+            current = self.known.current
+            assert current is not None
+            found = self._destinations[shard] = Destination(shard, current.version, current.shards[shard].nodes)
+        return found
 
     def known_shard(self, shard: int) -> Destination | None:
         """Another shard of the map; None if the map has no such shard."""
@@ -89,8 +98,13 @@ class ShardRouter:
         """The shard that owns a topic; None for this one."""
         if self.here is None or self.known.current is None:
             return None
+        if topic in self._owners:
+            return self._owners[topic]
         owner = self.known.current.owner(topic)
-        return None if owner == self.here else owner
+        if len(self._owners) >= _MAX_OWNERS:
+            self._owners.clear()
+        found = self._owners[topic] = None if owner == self.here else owner
+        return found
 
     def reach(self, pattern: str) -> set[int]:
         """Shards that may own topics that a pattern matches."""

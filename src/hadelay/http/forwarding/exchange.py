@@ -8,6 +8,7 @@ chunked bodies too. After a refusal, or half an answer, the connection has ended
 
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 #: Size limits, in bytes: of the head of an answer, and of its body. Nodes keep an answer in memory, too.
@@ -15,6 +16,7 @@ _MAX_HEAD, MAX_BODY = 16 << 10, 256 << 20
 _BEGIN = b"HTTP/1.1 "
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) [\x20-\x7e\x80-\xff]*\r\n")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)\r\n")
+_LOCATION = re.compile(rb"\r\nLocation: ([!-~]*)(?=\r\n)")
 _DIGITS = re.compile(rb"\d{1,15}")
 _NO_CONTENT, _NOT_MODIFIED = 204, 304
 
@@ -109,41 +111,66 @@ class Exchange:
 
     def _parse(self, head: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, fields by name in lower case, and lines to pass on. head: up to the last line's end."""
-        line = _STATUS.match(head)
-        if line is None:
-            raise Odd("the status line of the answer is malformed")
-        status, at = int(line[1]), line.end()
-        fields: dict[bytes, bytes] = {}
-        kept = head[:at]
-        while at < len(head):
-            field = _FIELD.match(head, at)
-            if field is None:
-                raise Odd("a header line of the answer is malformed")
-            name, at = field[1].lower(), field.end()
-            if name in fields:
-                raise Odd(f"the answer has two headers {name.decode()}")
-            fields[name] = field[2].rstrip(b" \t")
-            if name not in _CONNECTION:
-                kept += field[0]
-        self._keep = fields.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-        self._missing = self._length(status, fields)
-        return status, fields, kept
+        # Answers to publishes differ in their Location alone, and nothing of it concerns this connection.
+        own = _LOCATION.search(head)
+        rest = head if own is None else head[: own.start()] + head[own.end() :]
+        parsed = _parsed(rest)
+        self._keep, self._missing = parsed.keep, parsed.length
+        if own is None:
+            return parsed.status, parsed.fields, parsed.kept
+        if b"location" in parsed.fields:
+            raise Odd("the answer has two headers location")
+        return parsed.status, {**parsed.fields, b"location": own[1]}, parsed.kept + own[0][2:] + b"\r\n"
 
-    def _length(self, status: int, fields: dict[bytes, bytes]) -> int:
-        """Number of bytes of the body."""
-        given = fields.get(b"content-length")
-        if not fields.keys().isdisjoint(_REFRAMING) or status == _NOT_MODIFIED:
-            raise Odd("the answer has another framing than Content-Length")
-        if given is None and status == _NO_CONTENT:
-            return 0
-        if given is None or not _DIGITS.fullmatch(given):
-            raise Odd("the answer has no valid Content-Length")
-        length = int(given)
-        if status == _NO_CONTENT and length:
-            raise Odd("an answer without content has a body")
-        if length > MAX_BODY:
-            raise TooLong(f"the answer has {length} bytes; at most {MAX_BODY} are forwarded")
-        return length
+
+class _Parsed(NamedTuple):
+    """A head. keep: whether the connection may carry another request. length: number of bytes of the body."""
+
+    status: int
+    fields: dict[bytes, bytes]
+    kept: bytes
+    keep: bool
+    length: int
+
+
+@lru_cache(maxsize=64)
+def _parsed(head: bytes) -> _Parsed:
+    """Raises Odd."""
+    line = _STATUS.match(head)
+    if line is None:
+        raise Odd("the status line of the answer is malformed")
+    status, at = int(line[1]), line.end()
+    fields: dict[bytes, bytes] = {}
+    kept = head[:at]
+    while at < len(head):
+        field = _FIELD.match(head, at)
+        if field is None:
+            raise Odd("a header line of the answer is malformed")
+        name, at = field[1].lower(), field.end()
+        if name in fields:
+            raise Odd(f"the answer has two headers {name.decode()}")
+        fields[name] = field[2].rstrip(b" \t")
+        if name not in _CONNECTION:
+            kept += field[0]
+    keep = fields.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+    return _Parsed(status, fields, kept, keep, _length(status, fields))
+
+
+def _length(status: int, fields: dict[bytes, bytes]) -> int:
+    """Number of bytes of the body. Raises Odd."""
+    given = fields.get(b"content-length")
+    if not fields.keys().isdisjoint(_REFRAMING) or status == _NOT_MODIFIED:
+        raise Odd("the answer has another framing than Content-Length")
+    if given is None and status == _NO_CONTENT:
+        return 0
+    if given is None or not _DIGITS.fullmatch(given):
+        raise Odd("the answer has no valid Content-Length")
+    length = int(given)
+    if status == _NO_CONTENT and length:
+        raise Odd("an answer without content has a body")
+    if length > MAX_BODY:
+        raise TooLong(f"the answer has {length} bytes; at most {MAX_BODY} are forwarded")
+    return length
 
 
 #: Headers of one connection, which are not passed on; and headers that would end a body in another way.

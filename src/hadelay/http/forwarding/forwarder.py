@@ -103,6 +103,8 @@ class Forwarder:
         self._pool: Pool | None = None
         #: Leader of each shard, as its answers name it.
         self._leaders: dict[int, _Seen] = {}
+        #: URLs of a shard's nodes, its leader first, with the addresses of the map that they are made from.
+        self._orders: dict[tuple[int, str | None], tuple[Mapping[str, str] | None, tuple[str, ...]]] = {}
         #: URLs of nodes that could not be reached, each with the time until which it is asked last.
         self._avoided: dict[str, float] = {}
         #: Counts for /metrics: requests by outcome (answered, repeated, unreachable, unknown).
@@ -150,7 +152,7 @@ class Forwarder:
     def direct_line(self, to: Destination) -> bytes:
         """Header line of an answer that names the shard's leader to the client; empty if it is not known."""
         url = self.leader_url(to)
-        return b"" if url is None else b"%b: %b\r\n" % (DIRECT.encode(), url.encode())
+        return b"" if url is None else _direct_line(url)
 
     async def find_leader(self, to: Destination) -> Leader:
         """The leader of a shard, as an answer named it within the last second, for a client that is sent there. Asks a
@@ -178,11 +180,15 @@ class Forwarder:
     def nodes(self, to: Destination) -> list[str]:
         """URLs of the shard's nodes in the order in which they are asked: the leader, the node of this node's name,
         which is often on this machine, the others; last those that could not be reached just now."""
-        seen, now = self._leaders.get(to.shard), time.monotonic()
+        seen = self._leaders.get(to.shard)
         leader = None if seen is None else seen.name
-        names = sorted(to.urls, key=lambda name: (name != leader, name != self.node, name))
-        urls = list(dict.fromkeys(to.urls[name] for name in names))
-        return sorted(urls, key=lambda url: self._avoided.get(url, 0.0) > now) if self._avoided else urls
+        of, urls = self._orders.get((to.shard, leader), (None, ()))
+        if of is not to.urls:
+            names = sorted(to.urls, key=lambda name: (name != leader, name != self.node, name))
+            urls = tuple(dict.fromkeys(to.urls[name] for name in names))
+            self._orders[to.shard, leader] = to.urls, urls
+        now = time.monotonic() if self._avoided else 0.0
+        return sorted(urls, key=lambda url: self._avoided.get(url, 0.0) > now) if self._avoided else list(urls)
 
     def avoid(self, to: Destination, url: str) -> None:
         """A node could not be reached, or did not answer."""
@@ -253,8 +259,7 @@ class Forwarding:
             except HadelayError as error:
                 reason = error.detail
                 continue
-            host = urlsplit(self._url).netloc
-            data = self._head.data(host, self._to.shard, self._to.version, self._body)
+            data = self._head.data(_netloc(self._url), self._to.shard, self._to.version, self._body)
             request = Request(data, self._by.answer_s + self._head.wait_s)
             self._asked = self._pool.ask(server, request, self._over, fresh=fresh)
             return
@@ -342,6 +347,16 @@ def _holds_for_all_tries(answer: WholeAnswer) -> bool:
         return True  # not the answer of a batch
     passing = any(item.error is not None and item.error.type in _PASSING for item in items)
     return not items or (not passing and any(item.error is None for item in items))
+
+
+@lru_cache(maxsize=1024)
+def _direct_line(url: str) -> bytes:
+    return b"%b: %b\r\n" % (DIRECT.encode(), url.encode())
+
+
+@lru_cache(maxsize=1024)
+def _netloc(url: str) -> str:
+    return urlsplit(url).netloc
 
 
 @lru_cache(maxsize=1024)

@@ -63,6 +63,24 @@ def forward_head(
     for bytes that a node might read as more than one header or request."""
     if not _TARGET.fullmatch(target):
         raise BadRequest("the path and query must be percent-encoded ASCII")
+    return forward_lines(fields, node).head(method, target, wait_s=wait_s, keyed=keyed)
+
+
+class ForwardLines(NamedTuple):
+    """Header lines to forward, each with its line break. key: whether one of them is an Idempotency-Key."""
+
+    lines: bytes
+    key: bool
+
+    def head(self, method: str, target: str, *, wait_s: float = 0.0, keyed: bool = False) -> ForwardHead:
+        """See forward_head. target: without characters that end a line."""
+        method = "GET" if method == "HEAD" else method
+        line = b"%b %b HTTP/1.1\r\n" % (method.encode(), target.encode())
+        return ForwardHead(method, line, self.lines, (keyed and self.key) or method == "GET", wait_s)
+
+
+def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str) -> ForwardLines:
+    """The header lines of a request that are forwarded. Raises BadRequest as forward_head does."""
     fields = list(fields)
     dropped = _HOP | _SITE
     for name, value in fields:
@@ -78,10 +96,7 @@ def forward_head(
         if small not in dropped:
             key = key or small == b"idempotency-key"
             lines += b"%b: %b\r\n" % (name, value)
-    lines += b"Via: %b1.1 %b\r\n" % (via, node.encode())
-    method = "GET" if method == "HEAD" else method
-    line = f"{method} {target} HTTP/1.1\r\n".encode()
-    return ForwardHead(method, line, lines, (keyed and key) or method == "GET", wait_s)
+    return ForwardLines(lines + b"Via: %b1.1 %b\r\n" % (via, node.encode()), key)
 
 
 def shard_of(value: str) -> tuple[int, int]:
