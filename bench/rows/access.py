@@ -4,6 +4,7 @@ and with both, TLS between the nodes included."""
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from bench.cluster import cpu_seconds
 from bench.result import Row, Setup, Target
@@ -19,6 +20,18 @@ CONNECTIONS = 256
 SECONDS = 30
 
 
+def tokens_and_tls(setup: Setup) -> dict[str, Any]:
+    """Arguments of Setup.cluster for a cluster with tokens and TLS, between the nodes too; makes the certificates."""
+    pki = setup.directory / "pki"
+    shutil.rmtree(pki, ignore_errors=True)
+    make_authority(pki)
+    # One certificate with the names of all: `hadelay dev` gives every node the same settings.
+    cert = make_certificate(pki, "n1", ("n2", "n3", "127.0.0.1"))
+    files = {"tls_cert": cert, "tls_key": cert.with_suffix(".key"), "tls_ca": pki / "ca.pem"}
+    tls = tuple(f"{section}.{key}={path}" for section in ("http", "raft") for key, path in files.items())
+    return {"settings": _TOKENS + tls, "ca": pki / "ca.pem", "first_token": _FIRST}
+
+
 def access(setup: Setup) -> list[Row]:
     row = Row(
         "access", "one message per request, and batches of 1,000, with tokens, and with TLS too, against neither",
@@ -27,18 +40,13 @@ def access(setup: Setup) -> list[Row]:
             Target("the leader's time against neither", 0.7),
         ],
     )  # fmt: skip
-    pki = setup.directory / "pki"
-    shutil.rmtree(pki, ignore_errors=True)
-    make_authority(pki)
-    # One certificate with the names of all: `hadelay dev` gives every node the same settings.
-    cert = make_certificate(pki, "n1", ("n2", "n3", "127.0.0.1"))
-    files = {"tls_cert": cert, "tls_key": cert.with_suffix(".key"), "tls_ca": pki / "ca.pem"}
-    batch = of_a_batch(setup.directory)
-    tls = tuple(f"{section}.{key}={path}" for section in ("http", "raft") for key, path in files.items())
+    batch, secured = of_a_batch(setup.directory), tokens_and_tls(setup)
+    sides: dict[str, dict[str, Any]] = {
+        "neither": {}, "tokens": {"settings": _TOKENS, "first_token": _FIRST}, "TLS and tokens": secured
+    }  # fmt: skip
     for _ in setup.each_round("access"):
-        for name, settings in (("neither", ()), ("tokens", _TOKENS), ("TLS and tokens", _TOKENS + tls)):
-            ca = pki / "ca.pem" if tls[0] in settings else None
-            with setup.cluster(settings=settings, ca=ca, first_token=_FIRST if settings else "") as cluster:
+        for name, how in sides.items():
+            with setup.cluster(**how) as cluster:
                 node = cluster.leader()
                 warm = wrk(node.http, "publish", CONNECTIONS, WARM_S, BENCH_TOKEN=cluster.token)
                 before = cpu_seconds(node.pid)

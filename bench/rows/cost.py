@@ -8,14 +8,18 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
-from bench.cluster import Cluster, Node
+from bench.cluster import Cluster, Node, Void
 from bench.result import Row, Setup, Target
+from bench.rows.access import tokens_and_tls
 from bench.rows.deliver import flow, nothing_early
-from bench.rows.publish import baseline
+from bench.rows.publish import baseline, of_a_batch
+from bench.rows.schedules import each_second
 from bench.wrk_run import Missing, wrk
 
 SECONDS = 15
@@ -80,8 +84,20 @@ def _sampled(nodes: list[Node], seconds: float, directory: Path) -> Iterator[dic
 
 
 def _single(cluster: Cluster, seconds: float) -> int:
-    run = wrk(cluster.leader().http, "publish", 256, seconds)
+    run = wrk(cluster.leader().http, "publish", 256, seconds, BENCH_TOKEN=cluster.token)
     return run.requests - run.status
+
+
+def _schedules(cluster: Cluster, seconds: float) -> int:
+    found, _ = uvloop.run(each_second(cluster, seconds))
+    if found.void():
+        raise Void(found.void())
+    return len(found.came)
+
+
+def _batch(environment: dict[str, str], cluster: Cluster, seconds: float) -> int:
+    run = wrk(cluster.leader().http, "file", 32, seconds, **environment)
+    return 1000 * (run.requests - run.status)
 
 
 def _end_to_end(cluster: Cluster, seconds: float) -> int:
@@ -90,9 +106,10 @@ def _end_to_end(cluster: Cluster, seconds: float) -> int:
     return tally.acked
 
 
-def _measure(setup: Setup, row: Row, name: str, load: Callable[[Cluster, float], int]) -> None:
+def _measure(setup: Setup, row: Row, name: str, load: Callable[[Cluster, float], int], **how: Any) -> None:
+    """how: arguments of Setup.cluster."""
     seconds = setup.seconds(SECONDS)
-    with setup.cluster() as cluster:
+    with setup.cluster(**how) as cluster:
         load(cluster, 2)  # warm
         leader = cluster.leader()
         nodes = [leader, *(node for node in cluster.nodes if node is not leader)]
@@ -133,4 +150,7 @@ def cost(setup: Setup) -> list[Row]:
         _floor(setup, row, "plain", "an aiohttp handler that reads the body")
         _measure(setup, row, "single", _single)
         _measure(setup, row, "e2e", _end_to_end)
+        _measure(setup, row, "batch", partial(_batch, of_a_batch(setup.directory)))
+        _measure(setup, row, "access", _single, **tokens_and_tls(setup))
+        _measure(setup, row, "schedules", _schedules)
     return [row]

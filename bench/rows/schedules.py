@@ -93,7 +93,7 @@ async def _watched(cluster: Cluster, tally: Tally, seconds: float) -> float:
     return took
 
 
-async def _each_second(cluster: Cluster, seconds: float) -> tuple[Occurrences, float]:
+async def each_second(cluster: Cluster, seconds: float) -> tuple[Occurrences, float]:
     """(occurrences, processor time of the leader in seconds)"""
     start_ms = now_ms() // 1000 * 1000
     schedule = {"every": "1s", "catch_up": "all", "start": start_ms}
@@ -128,7 +128,7 @@ def schedules(setup: Setup) -> list[Row]:
     seconds = setup.seconds(600)
     for _ in setup.each_round("schedules"):
         with setup.cluster() as cluster:
-            tally, took = uvloop.run(_each_second(cluster, seconds))
+            tally, took = uvloop.run(each_second(cluster, seconds))
             if wrong := tally.void():
                 raise Void(wrong)
             row.add("rate", len(tally.late_ms) / seconds, "/s")
