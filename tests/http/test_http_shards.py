@@ -16,6 +16,7 @@ from hadelay.http.access import Authenticator
 from hadelay.http.forwarding.heads import forward_head
 from hadelay.http.sharding import Forwarded
 from hadelay.model import encode_id
+from hadelay.rights import aws_key, aws_secret
 from hadelay.settings.node import SecurityConfig
 from hadelay.settings.shardmap import Rule
 from tests.http.conftest import HERE, THERE, Answer, Make, Node, give, map_of, publish, read_answer, receive, until
@@ -484,5 +485,13 @@ async def test_tokens_are_created_and_revoked_in_all_shards(shards: tuple[Node, 
     assert [len(node.service.access.tokens) for node in shards] == [0, 0]
     assert (await front.ask("DELETE", f"/v1/tokens/{second.id}")).status == 404
     aws = await front.ask("POST", "/v1/tokens", {"name": "a", "scopes": ["read:*"], "aws": True})
-    assert (aws.status, "?shard=" in aws.json["detail"]) == (422, True)
-    assert (await front.ask("POST", "/v1/tokens", copied | {"hash": "12"})).status == 400
+    key = aws_key(aws.json["token"])
+    assert (aws.status, aws.json["aws_secret"]) == (201, aws_secret(key))
+    assert [token.aws_key for node in shards for token in node.service.access.tokens.values()] == [key, key]
+    (listed,) = (await front.ask("GET", "/v1/tokens?hashes=true")).json["tokens"]
+    assert (listed["aws_key"], "aws_key" in (await front.ask("GET", "/v1/tokens")).json["tokens"][0]) == (
+        key.hex(),
+        False,
+    )
+    for wrong in ({"hash": "12"}, {"aws": True}, {"aws_key": "12"}, {"aws_key": key.hex(), "hash": None}):
+        assert (await front.ask("POST", "/v1/tokens", copied | wrong)).status == 400

@@ -171,10 +171,13 @@ class CreateToken(Request):
     aws: bool = False
     #: SHA-256 of a token that another shard has already, in hex, to create it here too; no answer shows its secret.
     hash: str | None = None
+    #: Secret access key of the token with that hash, in hex, if it has one.
+    aws_key: str | None = None
 
 
 class TokensQuery(Request):
-    #: Whether each token comes with its hash, to create it in another shard; the list is of one shard then.
+    #: Whether each token comes with its hash and its secret access key, to create it in another shard; the list is of
+    #: one shard then.
     hashes: bool = False
     #: With several shards: leave out the tokens of shards that do not answer, and name these shards in `missing`.
     partial: bool = False
@@ -194,8 +197,10 @@ class TokenOut(Document, frozen=True):
     aws_secret: str | None = None
     #: Shards that do not know the token, besides those that do not answer: create the token there with its hash.
     missing: tuple[int, ...] = ()
-    #: SHA-256 of the token, in hex; only a list that was asked for hashes has it.
+    #: SHA-256 of the token, and its secret access key, if it has one, in hex; only a list that was asked for hashes has
+    #: them.
     hash: str | None = None
+    aws_key: str | None = None
 
 
 class Tokens(Document, frozen=True):

@@ -4,17 +4,23 @@ Each AWS service is a `Protocol`, which says how it writes an error; its handler
 the errors of the services below.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from http import HTTPStatus
 from random import getrandbits
 from typing import NamedTuple
 
+from hadelay.api.problems import refusal
 from hadelay.api.service import Leader
 from hadelay.aws.errors import AwsError, Codes, translated
 from hadelay.aws.signature import FORWARDED_HOST, Signatures, SignedRequest
-from hadelay.errors import Forbidden, HadelayError, Unauthorized
+from hadelay.errors import Forbidden, HadelayError, Misdirected, Overloaded, Unauthorized
+from hadelay.http import answers
 from hadelay.http.answers import Answer, unexpected
 from hadelay.http.call import Call
+from hadelay.http.forwarding.forwarder import Destination
+from hadelay.http.forwarding.heads import SHARD, forward_head
+from hadelay.http.parts import all_parts
 from hadelay.http.routes import OPEN, Routes
 from hadelay.rights import SCOPES
 from hadelay.rules.access import RequestRights
@@ -24,6 +30,8 @@ _HOP = {"connection", "content-length", "transfer-encoding", "expect", "keep-ali
 _OWN_HEADERS = frozenset({"host", *_HOP})
 #: Header with the name of the node that relays a request. Not Via, which proxies of clients send, too.
 _RELAYED_BY = "X-Relayed-By"
+#: Header of all answers of a door.
+_REQUEST_ID = "x-amzn-RequestId"
 
 
 class Ask(NamedTuple):
@@ -37,9 +45,13 @@ class Ask(NamedTuple):
     def origin(self) -> str:
         """Scheme, host and port by which the client came."""
         context, headers = self.call.context, self.call.request.headers
-        host = _first(headers.get(FORWARDED_HOST)) or headers.get("Host") or context.config.listen
         encrypted = context.tls is not None or _first(headers.get("X-Forwarded-Proto")).lower() == "https"
-        return f"{'https' if encrypted else 'http'}://{host}"
+        return f"{'https' if encrypted else 'http'}://{self._host or context.config.listen}"
+
+    @property
+    def _host(self) -> str:
+        headers = self.call.request.headers
+        return _first(headers.get(FORWARDED_HOST)) or str(headers.get("Host", ""))
 
     @property
     def retry_key(self) -> bytes | None:
@@ -69,7 +81,41 @@ class Ask(NamedTuple):
         asked = call.context.relay.ask(
             leader, request.method, call.target, self.body, headers, wait_ms, names=tuple(headers)
         )
-        return await call.context.polls.run(asked)
+        answer = await call.context.polls.run(asked)
+        if answer.status == HTTPStatus.NOT_FOUND:  # a door answers a receive with no such status
+            raise _no_door(leader.name)
+        return answer
+
+    async def forward(self, to: Destination) -> Answer:
+        """Send the request to another shard as it came, with its signature, and return the shard's answer. Raises
+        HadelayError."""
+        call, context = self.call, self.call.context
+        fields = call.request.raw_headers
+        head = forward_head(call.request.method, call.target, fields, context.service.node, host=self._host)
+        answer = await context.forwarder.answer(to, head, self.body)
+        headers = dict(answer.headers)
+        if headers.pop(_REQUEST_ID.title(), None) is None:
+            if answer.status == HTTPStatus.NOT_FOUND:
+                raise _no_door(f"shard {to.shard}")
+            raise refusal(f"shard {to.shard}", head.method, answer.status, headers, answer.body)
+        return answer._replace(headers=headers)
+
+    async def forward_all(self, to: Iterable[Destination]) -> list[Answer | HadelayError]:
+        """Forward the request to several shards at once; returns the answer of each, or its error."""
+        return await all_parts([self.forward(one) for one in to])
+
+
+def _no_door(where: str) -> Overloaded:
+    return Overloaded(f"{where} does not serve AWS SDKs: set `aws = true` in the section [http] of its nodes' files")
+
+
+def answered(found: Iterable[Answer | HadelayError]) -> list[Answer]:
+    """The answers of several shards. Raises the error of a shard without an answer; an unknown outcome goes first."""
+    found = list(found)
+    errors = [one for one in found if isinstance(one, HadelayError)]
+    if errors:
+        raise min(errors, key=lambda error: error.outcome_known)
+    return [one for one in found if isinstance(one, Answer)]
 
 
 def _first(values: str | None) -> str:
@@ -123,11 +169,16 @@ class Door:
             answer = await handler(Ask(call, access, body))
         except AwsError as error:
             answer = protocol.refusal(call, error)
+        except Misdirected as error:
+            del error.extra["nodes"]  # for the node that forwarded the request: it has the addresses in its own map
+            answer = answers.refusal(error)
         except HadelayError as error:
             if isinstance(error, Unauthorized | Forbidden):
                 call.context.denials.note(name, error)
+            if SHARD in call.request.headers and (here := call.context.router.here) is not None:
+                error.detail = f"shard {here}: {error.detail or error.title}"
             answer = protocol.refusal(call, translated(error, protocol.codes))
         except Exception as error:
             call.context.failed(name, error, call.request.method)
             answer = protocol.refusal(call, translated(unexpected(error, call.request.method), protocol.codes))
-        return Answer(answer.status, {"x-amzn-RequestId": new_id(), **answer.headers}, answer.body)
+        return Answer(answer.status, {_REQUEST_ID: new_id(), **answer.headers}, answer.body)

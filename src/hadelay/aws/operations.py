@@ -1,22 +1,52 @@
 """Operations of an AWS service: functions of an Ask and of a document, which is a msgspec type with AWS's names of
 members. An operation returns the answer's document; None for an empty one; or an Answer that another node has made.
+
+With several shards, an operation belongs to the shard of the queue or task that its document names, which answers it
+whole. An operation `over` shards is carried out in the node that was asked, which has other shards do their parts.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
+from hadelay.http.forwarding.heads import SHARD
 from hadelay.words import plain
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+Run = Callable[[Ask, Any], Awaitable[Any]]
+#: Carries out an operation over several shards. It gets the function that carries out the operation in this one.
+Over = Callable[[Run, Ask, Any], Awaitable[Any]]
+
+
+class Document(msgspec.Struct):
+    """Document of a request."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The topic or the job to whose shard the request belongs, as variables of a path; {} if it belongs to no
+        single shard. Raises AwsError."""
+        return {}
 
 
 class Operation(NamedTuple):
-    kind: type[msgspec.Struct]
-    run: Callable[[Ask, Any], Awaitable[Any]]
+    kind: type[Document]
+    run: Run
+    over: Over | None = None
+
+    async def carry_out(self, ask: Ask, document: Document) -> Any:
+        """Run the operation, or have other shards do so. Raises AwsError, HadelayError."""
+        call = ask.call
+        router = call.context.router
+        if router.here is not None:
+            to = router.of(document.names, call.request.headers.get(SHARD))
+            if to is not None:
+                return await ask.forward(to)
+            if self.over is not None and call.router is not None:
+                return await self.over(self.run, ask, document)
+        return await self.run(ask, document)
 
 
 class Operations:
@@ -25,12 +55,12 @@ class Operations:
     def __init__(self) -> None:
         self.all: dict[Any, Operation] = {}
 
-    def add(self, *key: Any) -> Callable[[F], F]:
+    def add(self, *key: Any, over: Over | None = None) -> Callable[[F], F]:
         """Declare an operation: a decorator of the function that runs it. key: the operation's name, or its method and
         path, followed by the type of the request's JSON document."""
 
         def declare(run: F) -> F:
-            self.all[key[0] if len(key) == 2 else key[:-1]] = Operation(key[-1], run)
+            self.all[key[0] if len(key) == 2 else key[:-1]] = Operation(key[-1], run, over)
             return run
 
         return declare

@@ -249,7 +249,7 @@ class Signatures:
             self._tokens, self._rights, self._keys = self._service.tokens, {}, {}
         token = self._tokens.get(key_id)
         if token is None:
-            what = f"there is no token {key_id[:40]!r}: it was revoked, or it belongs to another cluster"
+            what = f"there is no token {key_id[:40]!r}: it was revoked, or it is of another cluster or shard"
             raise NotSigned("UnrecognizedClientException", what, "unknown")
         if not token.holds(self._service.now_ms()):
             what = f"the token {token.name!r} ({token.id}) has expired"

@@ -67,8 +67,8 @@ def add(
     """Add a shard to the map: a running cluster with a group number of its own. Its topics stay in it. No rule names
     the new shard yet.
 
-    The new shard first gets the tokens of the shard that --servers names, by their hashes. Tokens for AWS SDKs stay in
-    their shard.
+    The new shard first gets the tokens of the shard that --servers names, by their hashes, and the secret access keys
+    of tokens for AWS SDKs.
 
     Args:
         shard: Index of the new shard, 0 to 127. The index never changes.
@@ -202,7 +202,6 @@ def _copy_tokens(source: Remote, to: Remote, shard: int, bootstrap: str) -> None
     copied = shardtokens.copy(source, to, shard, bootstrap)
     for said, tokens in (
         (f"Copied to shard {shard}", copied.made),
-        ("Not copied, because a token for AWS SDKs is of one shard", copied.left),
         (
             f"Known only to shard {shard}: create these tokens anew, or in the other shards with their hash",
             copied.unknown,

@@ -1,5 +1,6 @@
 """Copies access tokens to a shard that joins a map, by their hashes: no secret of a token is known to anyone but its
-owner. A copy may be repeated, and takes no token away."""
+owner. Secret access keys of tokens for AWS SDKs are copied themselves. A copy may be repeated, and takes no token away.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,11 +14,9 @@ from hadelay.errors import Conflict, Unauthorized
 
 
 class Copied(NamedTuple):
-    """Tokens by id → name. made: the new copies. left: tokens for AWS SDKs, which the new shard does not get. unknown:
-    tokens of the new shard that the other shard does not know."""
+    """Tokens by id → name. made: the new copies. unknown: those of the new shard that the other one does not know."""
 
     made: dict[str, str]
-    left: dict[str, str]
     unknown: dict[str, str]
 
 
@@ -32,13 +31,11 @@ def copy(source: Remote, to: Remote, shard: int, bootstrap: str = "") -> Copied:
         made[own["id"]] = own["name"]
     there, chosen = _tokens(to), _chosen(to)
     missing = [one for one in known.values() if not one["expired"] and one["hash"] not in there]
-    left = {one["id"]: one["name"] for one in missing if one["aws"]}
     for one in missing:
-        if not one["aws"]:
-            call(to, "POST", "/v1/tokens", _document(one, now_ms), needs="id", query=chosen)
-            made[one["id"]] = one["name"]
+        call(to, "POST", "/v1/tokens", _document(one, now_ms), needs="id", query=chosen)
+        made[one["id"]] = one["name"]
     unknown = {one["id"]: one["name"] for digest, one in there.items() if digest not in known and not one["expired"]}
-    return Copied(made, left, unknown)
+    return Copied(made, unknown)
 
 
 def _introduced(to: Remote, shard: int, own: Mapping[str, Any], now_ms: int, bootstrap: str) -> bool:
@@ -60,7 +57,7 @@ def _introduced(to: Remote, shard: int, own: Mapping[str, Any], now_ms: int, boo
 
 
 def _document(token: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
-    document = {"name": token["name"], "scopes": token["scopes"], "hash": token["hash"]}
+    document = {name: token[name] for name in ("name", "scopes", "hash", "aws_key") if token.get(name) is not None}
     if token["expires_at"] is not None:
         document["lifetime"] = f"{max(1, parse_instant('expires_at', token['expires_at']) - now_ms)}ms"
     return document

@@ -146,20 +146,21 @@ class ShardRouter:
         """Where a request goes; None: it is answered here. forwarded: its Hadelay-Shard header. chosen: the shard that
         the query names, for requests without a topic, id or job in the path. Raises Misdirected for a forwarded request
         that belongs to another shard."""
+        if forwarded is None and (self.here is None or route.name in _REDIRECTED or not route.described):
+            return None
+        to = self.of(path, forwarded)
+        if to is not None or forwarded is not None or chosen in (None, self.here) or _NAMING.intersection(path):
+            return to
+        return self.destination(chosen)
+
+    def of(self, path: Mapping[str, str], forwarded: str | None) -> Destination | None:
+        """The shard of the topic, id or job in a path; None for this one. Raises Misdirected as `judge` does."""
+        foreign = None if self.here is None else self._foreign(path)
         if forwarded is None:
-            if self.here is None or route.name in _REDIRECTED or not route.described:
-                return None
-            foreign = self._foreign(path)
-            if foreign is not None:
-                return self.destination(foreign)
-            if chosen is None or chosen == self.here or _NAMING.intersection(path):
-                return None
-            return self.destination(chosen)
+            return None if foreign is None else self.destination(foreign)
         shard, version = shard_of(forwarded)
-        if self.here is not None:
-            foreign = self._foreign(path)
-            if foreign is not None or shard != self.here:
-                raise self._misdirected(self.here if foreign is None else foreign, version)
+        if self.here is not None and (foreign is not None or shard != self.here):
+            raise self._misdirected(self.here if foreign is None else foreign, version)
         return None
 
     def _foreign(self, path: Mapping[str, str]) -> int | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hadelay.api.cluster import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens, TokensQuery
 from hadelay.api.text import check_limit, format_instant
-from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NotFound
+from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http import merging, parts
 from hadelay.http.answers import JSON, NOTHING, Answer
 from hadelay.http.call import Call
@@ -34,33 +34,43 @@ async def create_token(call: Call) -> Answer:
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
         raise BadRequest("lifetime: must be more than 0 and at most 100 years")
     router = call.router
-    if router is not None and document.aws and router.others():
-        raise Impossible("aws: a token for AWS SDKs is of one shard: name the shard with ?shard=")
     secret = None if document.hash is not None else TOKEN_PREFIX + secrets.token_urlsafe(32)
-    digest = _digest(document.hash) if secret is None else hash_token(secret)
-    key = aws_key(secret) if document.aws and secret is not None else None
+    digest = _digest("hash", document.hash) if secret is None else hash_token(secret)
+    key = _aws_key(document, secret)
     token = await call.service.access.create_token(
         document.name, digest, document.scopes, lifetime_ms, call.actor, aws_key=key
     )
-    missing = () if router is None else await _create_elsewhere(call, router, digest)
+    missing = () if router is None else await _create_elsewhere(call, router, digest, key)
     shown = replace(_out(call, token, secret), missing=missing)
     return call.answer(shown, 201, {"Location": f"/v1/tokens/{token.id}", "Cache-Control": "no-store"})
 
 
-def _digest(text: str | None) -> bytes:
+def _aws_key(document: CreateToken, secret: str | None) -> bytes | None:
+    """The secret access key of a new token. secret: None for a copy of another shard's token, with the key of that."""
+    if secret is not None:
+        if document.aws_key is not None:
+            raise BadRequest("aws_key: is that of a token of another shard: give the token's hash, too")
+        return aws_key(secret) if document.aws else None
+    if document.aws and document.aws_key is None:
+        raise BadRequest("aws: a token that is created by its hash needs its aws_key, too")
+    return None if document.aws_key is None else _digest("aws_key", document.aws_key)
+
+
+def _digest(member: str, text: str | None) -> bytes:
     try:
         found = bytes.fromhex(text or "")
     except ValueError:
         found = b""
     if len(found) != 32:
-        raise BadRequest("hash: the SHA-256 of a token, 64 hex digits")
+        raise BadRequest(f"{member}: 64 hex digits, as GET /v1/tokens?hashes=true lists them")
     return found
 
 
-async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes) -> tuple[int, ...]:
+async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes, key: bytes | None) -> tuple[int, ...]:
     """Create the token in all other shards; returns the shards that missed it. A shard that has it already did not."""
     form: Any = msgspec.msgpack if call.media_type in MSGPACK_NAMES else msgspec.json
     document = {**form.decode(call.data or b"", type=dict[str, Any]), "hash": digest.hex()}
+    document["aws_key"] = None if key is None else key.hex()
     others = router.others()
     asking = (parts.ask_part(call, to, msgspec.json.encode(document), JSON, dict[str, Any]) for to in others)
     found = await parts.all_parts(asking)
@@ -91,9 +101,7 @@ _MERGED = merging.merged(_tokens_of_all)
 async def list_tokens(call: Call) -> Answer:
     """All tokens and their scopes, without secrets"""
     tokens = await call.service.access.list_tokens()
-    hashes = [token.hash.hex() if call.query.hashes else None for token in tokens]
-    shown = [replace(_out(call, token), hash=digest) for token, digest in zip(tokens, hashes, strict=True)]
-    return call.answer(Tokens(shown))
+    return call.answer(Tokens([_out(call, token, copied=call.query.hashes) for token in tokens]))
 
 
 @routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504))
@@ -117,7 +125,8 @@ async def revoke_token(call: Call) -> Answer:
     return NOTHING
 
 
-def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
+def _out(call: Call, token: Token, secret: str | None = None, *, copied: bool = False) -> TokenOut:
+    """secret: of a new token. copied: whether to show what another shard needs to have the token, too."""
     return TokenOut(
         id=token.id,
         name=token.name,
@@ -128,6 +137,8 @@ def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
         aws=token.aws_key is not None,
         token=secret,
         aws_secret=None if secret is None or token.aws_key is None else aws_secret(token.aws_key),
+        hash=token.hash.hex() if copied else None,
+        aws_key=token.aws_key.hex() if copied and token.aws_key is not None else None,
     )
 
 

@@ -3,9 +3,12 @@
 A group is a document: the message of a paused schedule that never fires, `aws-group~NAME`. So groups are replicated,
 audited and counted like schedules, and a change of tags is one PUT with an expected version. The group `default` always
 exists, and has a document only once it has tags.
+
+With several shards, the shard that owns the topic of the documents has all groups, and each shard its own schedules.
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 from uuid import uuid4
@@ -14,13 +17,15 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from hadelay.api.text import parse_instant
-from hadelay.aws.door import Ask
+from hadelay.aws.door import Ask, answered
 from hadelay.aws.errors import AwsError
+from hadelay.aws.operations import Run
 from hadelay.aws.scheduler.documents import DEFAULT, TAG, ClientToken, Name, group_arn, stored_name
-from hadelay.aws.scheduler.protocol import Document, invalid, missing, operations, path_name, repeats
+from hadelay.aws.scheduler.protocol import Document, invalid, missing, operations, path_name, refused, repeats
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.codec.schedules import Spec, template_meta
 from hadelay.errors import Conflict, NotFound
+from hadelay.http.forwarding.forwarder import Destination
 from hadelay.model import Draft
 from hadelay.rules.publishing import pack_meta
 
@@ -41,28 +46,38 @@ class Tag(Document):
     value: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class CreateGroup(Document):
+class _AboutGroups(Document):
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"topic": _TOPIC}
+
+
+class CreateGroup(_AboutGroups):
     name: Name | None = None
     tags: list[Tag] = field(default_factory=list)
     client_token: ClientToken | None = None
 
 
-class OfGroup(Document):
+class OfGroup(_AboutGroups):
     client_token: str | None = None
 
 
-class ListGroups(Document):
+class DeleteGroup(Document):
+    client_token: str | None = None
+
+
+class ListGroups(_AboutGroups):
     name_prefix: Name | None = None
     next_token: Name | None = None
     max_results: Annotated[int, Meta(ge=1, le=_PAGE)] = _PAGE
 
 
-class TagResource(Document):
+class TagResource(_AboutGroups):
     tags: list[Tag]
     resource_arn: str | None = None
 
 
-class UntagResource(Document):
+class UntagResource(_AboutGroups):
     tag_keys: list[str] = field(default_factory=list)
 
 
@@ -88,9 +103,16 @@ def _tags(given: list[Tag]) -> dict[str, str]:
     return tags
 
 
+def shard_of_groups(ask: Ask) -> Destination | None:
+    """The shard that has the groups; None for this one."""
+    return ask.call.context.router.of_topics([_TOPIC], None)
+
+
 async def need_group(ask: Ask, name: str) -> None:
-    """Raises AwsError unless there is such a group."""
-    if name != DEFAULT and await ask.call.service.schedules.topic_of(_PREFIX + name) is None:
+    """Raises AwsError unless there is such a group. Other shards than that of the groups ask nothing."""
+    if name == DEFAULT or shard_of_groups(ask) is not None:
+        return
+    if await ask.call.service.schedules.topic_of(_PREFIX + name) is None:
         raise missing(f"there is no schedule group {name!r}")
 
 
@@ -157,14 +179,25 @@ async def list_schedule_groups(ask: Ask, document: ListGroups) -> Any:
     return answer | ({"NextToken": shown[-1]} if more else {})
 
 
-@operations.add("DELETE", _PATH, OfGroup)
-async def delete_schedule_group(ask: Ask, document: OfGroup) -> Any:
+async def _delete_in_all(run: Run, ask: Ask, document: DeleteGroup) -> Any:
+    """Delete what each shard has of a group; last the group itself, so that a repetition finds it until all is done."""
+    to = shard_of_groups(ask)
+    others = [one for one in ask.call.context.router.others() if one != to]
+    if to is not None:
+        await run(ask, document)
+    if (refusal := refused(answered(await ask.forward_all(others)))) is not None:
+        return refusal
+    return await (run(ask, document) if to is None else ask.forward(to))
+
+
+@operations.add("DELETE", _PATH, DeleteGroup, over=_delete_in_all)
+async def delete_schedule_group(ask: Ask, document: DeleteGroup) -> Any:
     """Delete the group's schedules, cancel the messages of its one-time schedules by a bulk job, delete the group."""
-    name = path_name(ask)
+    name, has_groups = path_name(ask), shard_of_groups(ask) is None
     ask.access.need("admin", None)
     if name == DEFAULT:
         raise invalid("the group default cannot be deleted")
-    if await _find(ask, name) is None:
+    if has_groups and await _find(ask, name) is None:
         if repeats(ask):
             return {}
         raise missing(f"there is no schedule group {name!r}")
@@ -178,7 +211,8 @@ async def delete_schedule_group(ask: Ask, document: OfGroup) -> Any:
     with suppress(NotFound):  # there is no topic yet
         cancel = JobSpec("cancel", "*", tags=(TAG,), key_prefix=prefix)
         await services.jobs.begin(cancel, f"{name[:32]} {document.client_token or uuid4()}"[:64], ask.access.actor)
-    await services.schedules.delete(_PREFIX + name, ask.access.actor)
+    if has_groups:
+        await services.schedules.delete(_PREFIX + name, ask.access.actor)
     return {}
 
 

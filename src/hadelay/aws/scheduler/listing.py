@@ -1,19 +1,29 @@
-"""ListSchedules: first the schedules of ours by name, then the messages of one-time schedules by topic and due time."""
+"""ListSchedules: first the schedules of ours by name, then the messages of one-time schedules by topic and due time.
+
+With several shards, the list of one follows on that of another. The shard that has the groups comes first, so that a
+list of an unknown group is refused.
+"""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from hadelay.api.service import ListRequest
 from hadelay.api.text import LARGEST_MS
 from hadelay.aws.door import Ask
+from hadelay.aws.errors import AwsError
+from hadelay.aws.operations import Run
 from hadelay.aws.scheduler.documents import TAG, Name, State, names_of, stored_name
-from hadelay.aws.scheduler.groups import need_group
+from hadelay.aws.scheduler.groups import need_group, shard_of_groups
 from hadelay.aws.scheduler.protocol import Document, invalid, operations
 from hadelay.aws.scheduler.schedules import Found, head, of_message, of_schedule
+from hadelay.http.answers import Answer
+from hadelay.http.forwarding.forwarder import Destination
 from hadelay.model import FIRST, PENDING, SEPARATOR
 
 #: Limit of a page, and limit of the topics that one page looks into.
@@ -37,16 +47,49 @@ class _Position(msgspec.Struct, array_like=True):
     topic: str | None = None
     due_ms: int = FIRST[0]
     id: int = FIRST[1]
+    #: Shard whose list this is a position in; None without a map.
+    shard: int | None = None
 
 
-@operations.add("GET", "/schedules", ListSchedules)
+async def _shard_after_shard(run: Run, ask: Ask, document: ListSchedules) -> Any:
+    """A page over all shards. A shard's page that does not fit whole is left for the next request, because only the
+    shard knows positions within it. A shard begins its list anew for a token of another shard."""
+    router, first = ask.call.context.router, shard_of_groups(ask)
+
+    def index(to: Destination | None) -> int | None:
+        return router.here if to is None else to.shard
+
+    order = sorted([None, *router.others()], key=lambda to: (to != first, index(to)))
+    indexes = [index(to) for to in order]
+    at = indexes[0] if document.next_token is None else _decoded(document.next_token).shard
+    if at not in indexes:
+        raise _no_token()
+    found = list[Any]()
+    for to in order[indexes.index(at) :]:
+        page = await run(ask, document) if to is None else await ask.forward(to)
+        if isinstance(page, Answer):
+            if page.status != HTTPStatus.OK:
+                return page
+            page = msgspec.json.decode(page.body, type=dict[str, Any])
+        if len(found) + len(page["Schedules"]) > document.max_results:
+            return {"Schedules": found, "NextToken": encoded(_Position(shard=index(to)))}
+        found += page["Schedules"]
+        if "NextToken" in page:
+            return page | {"Schedules": found}
+    return {"Schedules": found}
+
+
+@operations.add("GET", "/schedules", ListSchedules, over=_shard_after_shard)
 async def list_schedules(ask: Ask, document: ListSchedules) -> Any:
     if document.schedule_group is not None:
         await need_group(ask, document.schedule_group)
-    at = _Position() if document.next_token is None else _decoded(document.next_token)
+    here = ask.call.context.router.here
+    at = _Position(shard=here) if document.next_token is None else _decoded(document.next_token)
+    if at.shard != here:
+        at = _Position()
     found, following = await (_schedules if at.topic is None else _messages)(ask, document, at)
     answer: dict[str, Any] = {"Schedules": found}
-    return answer if following is None else answer | {"NextToken": encoded(following)}
+    return answer if following is None else answer | {"NextToken": encoded(replace(following, shard=here))}
 
 
 async def _schedules(ask: Ask, document: ListSchedules, at: _Position) -> tuple[list[Any], _Position | None]:
@@ -111,7 +154,11 @@ def _decoded(token: str) -> _Position:
     try:
         position = msgspec.json.decode(urlsafe_b64decode(token), type=_Position)
     except (ValueError, msgspec.MsgspecError):
-        raise invalid("NextToken: this is no token from a list: leave it out to begin again") from None
+        raise _no_token() from None
     if not -1 <= position.due_ms < LARGEST_MS or not 0 <= position.id < 1 << 64:
-        raise invalid("NextToken: this is no token from a list: leave it out to begin again")
+        raise _no_token()
     return position
+
+
+def _no_token() -> AwsError:
+    return invalid("NextToken: this is no token from a list: leave it out to begin again")

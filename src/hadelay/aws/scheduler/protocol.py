@@ -1,12 +1,14 @@
 """REST JSON as EventBridge Scheduler speaks it: operations by method and path, their documents, and errors."""
 
 import re
+from collections.abc import Iterable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
+from hadelay.aws import operations as base
 from hadelay.aws.door import Ask, Protocol
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Operation, Operations, decoded, said
@@ -16,12 +18,13 @@ from hadelay.http.call import Call
 from hadelay.http.decoding import parse_query
 
 _JSON = "application/json"
+MISSING = "ResourceNotFoundException"
 _NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}", re.ASCII)
 #: What the header amz-sdk-request of a repetition has.
 _REPETITION = re.compile(r"attempt=(?!1\b)\d+")
 #: HTTP status of the API's own codes; other codes keep the status of the error.
 _STATUS = {
-    "ResourceNotFoundException": 404, "ConflictException": 409, "ServiceQuotaExceededException": 402,
+    MISSING: 404, "ConflictException": 409, "ServiceQuotaExceededException": 402,
     "ThrottlingException": 429, "ValidationException": 400,
 }  # fmt: skip
 #: The API's codes for those of the door and of SQS.
@@ -32,7 +35,7 @@ _OWN_CODE = {
 }
 
 
-class Document(Struct, rename="pascal", omit_defaults=True, forbid_unknown_fields=True):
+class Document(base.Document, rename="pascal", omit_defaults=True, forbid_unknown_fields=True):
     """A document of the API, with its names of members. Unknown members are refused: nothing is left out in silence."""
 
 
@@ -47,12 +50,12 @@ async def handle(operation: Operation, ask: Ask) -> Answer:
         read = partial(msgspec.convert, _query(ask.call), operation.kind, strict=False)
     document = decoded(read, lambda member, text: invalid(said(member, text)), "ValidationException")
     try:
-        found = await operation.run(ask, document)
+        found = await operation.carry_out(ask, document)
     except LimitReached as error:
         if error.retry_after_ms is not None:
             raise
         raise AwsError("ServiceQuotaExceededException", error.detail) from None
-    return Answer(200, {"Content-Type": _JSON}, msgspec.json.encode(found))
+    return found if isinstance(found, Answer) else Answer(200, {"Content-Type": _JSON}, msgspec.json.encode(found))
 
 
 def _query(call: Call) -> dict[str, Any]:
@@ -88,7 +91,12 @@ def invalid(words: str) -> AwsError:
 
 
 def missing(words: str) -> AwsError:
-    return AwsError("ResourceNotFoundException", words)
+    return AwsError(MISSING, words)
+
+
+def refused(found: Iterable[Answer]) -> Answer | None:
+    """The first refusal in the answers of several shards; but shards that know nothing of the name refuse nothing."""
+    return next((one for one in found if one.status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)), None)
 
 
 def _refusal(call: Call, error: AwsError) -> Answer:
@@ -97,4 +105,4 @@ def _refusal(call: Call, error: AwsError) -> Answer:
     return Answer(_STATUS.get(code, error.status), headers, msgspec.json.encode({"Message": error.words}))
 
 
-PROTOCOL = Protocol(_refusal, {NotFound: "ResourceNotFoundException", Conflict: "ConflictException"})
+PROTOCOL = Protocol(_refusal, {NotFound: MISSING, Conflict: "ConflictException"})

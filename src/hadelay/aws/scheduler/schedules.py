@@ -4,11 +4,16 @@ An enabled one-time schedule is a message in the topic of its target, with the s
 schedule is a schedule of ours. No command changes both: an update that makes one into the other stores the new one
 first, and removes the old one then. Both exist if it is cut short; a repetition finishes it, and a deletion removes
 both.
+
+With several shards, a schedule is in the shard of its target's topic. No map says where a name is: a look by name asks
+all shards. A creation or an update goes to the other shards first, where it changes nothing: each of them refuses it
+if it has the name.
 """
 
 import os
 from contextlib import suppress
 from hashlib import blake2b
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,14 +25,17 @@ from hadelay.api.service import Receipts, answered
 from hadelay.api.text import check_new_topic, parse_instant
 from hadelay.aws.arns import ACCOUNT, REGION, queue_of_arn
 from hadelay.aws.door import Ask
+from hadelay.aws.door import answered as whole
 from hadelay.aws.errors import AwsError
+from hadelay.aws.operations import Run
 from hadelay.aws.scheduler import documents, expressions
 from hadelay.aws.scheduler.documents import DEFAULT, Kept, Name, Schedule, State, Target, schedule_arn, stored_name
 from hadelay.aws.scheduler.groups import need_group
-from hadelay.aws.scheduler.protocol import Document, invalid, missing, operations, path_name, repeats
+from hadelay.aws.scheduler.protocol import MISSING, Document, invalid, missing, operations, path_name, refused, repeats
 from hadelay.codec.meta import mask_of
 from hadelay.codec.schedules import MAX_JITTER_MS, MAX_TEMPLATE_BYTES, Spec, problem, template_meta
-from hadelay.errors import Conflict, HadelayError, Impossible, NotFound
+from hadelay.errors import Conflict, HadelayError, Impossible, NoLeader, NotFound
+from hadelay.http.answers import NOTHING, Answer
 from hadelay.model import PENDING, Draft
 from hadelay.rules.publishing import check_group, draft_of, pack_meta
 from hadelay.settings.urls import url_problem
@@ -90,9 +98,45 @@ class _Plan(NamedTuple):
         return None if self.url is None or retries is None else retries.maximum_event_age_in_seconds
 
 
-@operations.add("POST", _PATH, Schedule)
+async def _at_owner(run: Run, ask: Ask, document: Schedule) -> Any:
+    """Create or update a schedule in the shard of its target, once no other shard has the name."""
+    router, (topic, _) = ask.call.context.router, _named_target(ask, document.target)
+    owner = router.of_topics([topic], None)
+    others = whole(await ask.forward_all(to for to in router.others() if to != owner))
+    if owner is not None:
+        others.append(await run(ask, document))
+    for answer in others:
+        if answer.status != NOTHING.status:
+            return answer
+    if owner is None:
+        return await run(ask, document)
+    answer = await ask.forward(owner)
+    if answer.status == NOTHING.status:
+        what = f"the nodes have different shard maps: shard {owner.shard} does not own the topic {topic!r}"
+        raise NoLeader(what, retry_after_ms=200)
+    return answer
+
+
+async def _only_looks(ask: Ask, document: Schedule, name: str) -> bool:
+    """Whether another shard creates or updates this schedule, because it owns the topic. Raises AwsError if this shard
+    has the name, or has the groups and not this group."""
+    router, (topic, _), group = ask.call.context.router, _named_target(ask, document.target), document.group_name
+    owner = router.owner(topic)
+    if owner is None:
+        return False
+    await need_group(ask, group)
+    if any(one.exists for one in await find(ask, group, name)):
+        what = f"there is a schedule {name!r} in the group {group!r}, in shard {router.here}"
+        what += f", and {topic!r} belongs to shard {owner}: a schedule cannot move to another shard. Delete it first"
+        raise AwsError("ConflictException", what, 409)
+    return True
+
+
+@operations.add("POST", _PATH, Schedule, over=_at_owner)
 async def create_schedule(ask: Ask, document: Schedule) -> Any:
     name, group = path_name(ask, document.name), document.group_name
+    if await _only_looks(ask, document, name):
+        return NOTHING
     topic, url = await _target(ask, document.target)
     await need_group(ask, group)
     found = await find(ask, group, name)
@@ -104,9 +148,11 @@ async def create_schedule(ask: Ask, document: Schedule) -> Any:
     return {"ScheduleArn": schedule_arn(group, name)}
 
 
-@operations.add("PUT", _PATH, Schedule)
+@operations.add("PUT", _PATH, Schedule, over=_at_owner)
 async def update_schedule(ask: Ask, document: Schedule) -> Any:
     name, group = path_name(ask, document.name), document.group_name
+    if await _only_looks(ask, document, name):
+        return NOTHING
     topic, url = await _target(ask, document.target)
     found = [one for one in await find(ask, group, name) if one.exists]
     if not found:
@@ -124,7 +170,25 @@ async def update_schedule(ask: Ask, document: Schedule) -> Any:
     return {"ScheduleArn": schedule_arn(group, name)}
 
 
-@operations.add("GET", _PATH, OfGroup)
+async def _wherever(run: Run, ask: Ask, document: OfGroup) -> Any:
+    """The answer of the shard that has the schedule."""
+    try:
+        return await run(ask, document)
+    except AwsError as error:
+        if error.code != MISSING:
+            raise
+        unknown = error
+    found = await ask.forward_all(ask.call.context.router.others())
+    having = [one for one in found if isinstance(one, Answer) and one.status == HTTPStatus.OK]
+    if having:
+        return having[0]
+    # Without one, the shard without an answer may have it.
+    if (refusal := refused(whole(found))) is not None:
+        return refusal
+    raise unknown
+
+
+@operations.add("GET", _PATH, OfGroup, over=_wherever)
 async def get_schedule(ask: Ask, document: OfGroup) -> Any:
     name, group = path_name(ask), document.group_name
     found = next((one for one in await find(ask, group, name, body=True) if one.exists), None)
@@ -145,7 +209,19 @@ async def get_schedule(ask: Ask, document: OfGroup) -> Any:
     }
 
 
-@operations.add("DELETE", _PATH, OfGroup)
+async def _delete_in_all(run: Run, ask: Ask, document: OfGroup) -> Any:
+    found = whole(await ask.forward_all(ask.call.context.router.others()))
+    if (refusal := refused(found)) is not None:
+        return refusal
+    try:
+        return await run(ask, document)
+    except AwsError as error:
+        if error.code != MISSING or all(one.status != HTTPStatus.OK for one in found):
+            raise
+    return {}
+
+
+@operations.add("DELETE", _PATH, OfGroup, over=_delete_in_all)
 async def delete_schedule(ask: Ask, document: OfGroup) -> Any:
     name, group = path_name(ask), document.group_name
     found = [one for one in await find(ask, group, name) if one.exists]
@@ -204,7 +280,7 @@ def _no_schedule(group: str, name: str) -> AwsError:
     return missing(f"there is no schedule {name!r} in the group {group!r}; a one-time schedule ends with its message")
 
 
-async def _target(ask: Ask, target: Target) -> tuple[str, str | None]:
+def _named_target(ask: Ask, target: Target) -> tuple[str, str | None]:
     """(topic, URL) of a target. Raises AwsError; Forbidden without the right to publish there."""
     arn, url = target.arn, target.arn if "://" in target.arn else None
     supported = ("arn", "role_arn", "input", "dead_letter_config", "retry_policy", "sqs_parameters")
@@ -222,6 +298,12 @@ async def _target(ask: Ask, target: Target) -> tuple[str, str | None]:
         WEBHOOKS if url is not None else queue_of_arn(arn, "Target.Arn"), ask.call.context.config.max_topic_bytes
     )
     ask.access.need("publish", topic)
+    return topic, url
+
+
+async def _target(ask: Ask, target: Target) -> tuple[str, str | None]:
+    """(topic, URL) of a target that can be used. Raises AwsError; Forbidden without the right to publish there."""
+    topic, url = _named_target(ask, target)
     try:
         settings = await ask.call.service.topics.settings_of(topic, stale=False)
     except NotFound:

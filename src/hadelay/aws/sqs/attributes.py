@@ -13,7 +13,7 @@ from msgspec import field
 from hadelay.aws import arns
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
-from hadelay.aws.sqs.protocol import OfQueue, named, operations
+from hadelay.aws.sqs.protocol import OfQueue, named, need_own_shard, operations
 from hadelay.settings.topic import TopicSettings
 
 OWN = "aws:"
@@ -212,9 +212,12 @@ def _plain(name: str, value: str) -> Any:
     return {key: str(one) for key, one in policy.items()}
 
 
-async def check_target(ask: Ask, settings: dict[str, Any]) -> None:
-    """Raises AwsError if the queue for dead letters does not exist: a mistyped name would make a topic of its own."""
+async def check_target(ask: Ask, name: str, settings: dict[str, Any]) -> None:
+    """Raises AwsError if the queue for dead letters of the queue `name` does not exist: a mistyped name would make a
+    topic of its own. So it does for one of another shard."""
     target = settings.get("dead_letter")
+    if target is not None:
+        need_own_shard(ask, "RedrivePolicy", target, name)
     if target is not None and target not in await ask.call.service.topics.all_settings(target):
         raise AwsError(
             "InvalidParameterValueException", f"RedrivePolicy: there is no queue {target!r}: create it first"
@@ -252,5 +255,5 @@ async def set_queue_attributes(ask: Ask, document: SetQueueAttributes) -> None:
     name = named(ask, document.QueueUrl, "admin")
     await find(ask, name)
     settings = settings_of(ask, name, document.Attributes, new=False)
-    await check_target(ask, settings)
+    await check_target(ask, name, settings)
     await ask.call.service.topics.put_topic(name, settings, ask.access.actor)

@@ -4,6 +4,7 @@ A queue for dead letters holds them as messages, which a job `transfer` moves. O
 topic keeps its dead letters itself, a job `redrive` brings them back.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from hadelay.aws import arns
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs.attributes import FIFO
-from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, need_own_shard, operations, within
 from hadelay.aws.sqs.queues import page
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.errors import NotFound
@@ -29,19 +30,29 @@ class ListDeadLetterSourceQueues(OfQueue):
     NextToken: str | None = None
 
 
-class StartMessageMoveTask(Document):
+class _OfSource(Document):
     SourceArn: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"topic": arns.queue_of_arn(self.SourceArn, "SourceArn")}
+
+
+class StartMessageMoveTask(_OfSource):
     DestinationArn: str | None = None
     MaxNumberOfMessagesPerSecond: int | None = None
 
 
-class ListMessageMoveTasks(Document):
-    SourceArn: str
+class ListMessageMoveTasks(_OfSource):
     MaxResults: int | None = None
 
 
 class CancelMessageMoveTask(Document):
     TaskHandle: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"job": self.TaskHandle}
 
 
 @operations.add("ListDeadLetterSourceQueues", ListDeadLetterSourceQueues)
@@ -96,6 +107,7 @@ async def _destination(ask: Ask, arn: str | None, source: str) -> str:
         return ""
     name = arns.queue_of_arn(arn, "DestinationArn")
     ask.access.need("publish", name)
+    need_own_shard(ask, "DestinationArn", name, source)
     await _existing(ask, name, "DestinationArn")
     if name == source:
         raise invalid("DestinationArn: the source and the destination are the same queue")

@@ -1,6 +1,7 @@
 """AWS JSON 1.0 as SQS speaks it: operations by name, documents, and errors with the codes of both protocols of SQS."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from html import escape
 
@@ -8,6 +9,7 @@ import msgspec
 
 from hadelay.api.text import check_topic
 from hadelay.aws import arns
+from hadelay.aws import operations as base
 from hadelay.aws.door import Ask, Protocol, new_id
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Operations, decoded, said
@@ -36,12 +38,29 @@ _OLD_CODES = {
 }  # fmt: skip
 
 
-class Document(msgspec.Struct):
+class Document(base.Document):
     """A request's document. SQS ignores members that it does not know."""
+
+
+def queue_in_url(url: str) -> dict[str, str]:
+    """What a document with this QueueUrl names (Document.names). Raises AwsError."""
+    return {"topic": arns.queue_of_url(url)}
 
 
 class OfQueue(Document):
     QueueUrl: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return queue_in_url(self.QueueUrl)
+
+
+class Named(Document):
+    QueueName: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"topic": self.QueueName}
 
 
 operations = Operations()
@@ -60,7 +79,7 @@ async def handle(ask: Ask) -> Answer:
     if operation is None:
         raise AwsError("UnknownOperationException", f"X-Amz-Target: there is no operation {target[:80]!r} here")
     decode = partial(msgspec.json.decode, ask.body or b"{}", type=operation.kind)
-    found = await operation.run(ask, decoded(decode, _wrong, "SerializationException"))
+    found = await operation.carry_out(ask, decoded(decode, _wrong, "SerializationException"))
     if isinstance(found, Answer):
         return found
     return Answer(200, {"Content-Type": _JSON}, msgspec.json.encode({} if found is None else found))
@@ -122,3 +141,13 @@ def named(ask: Ask, url: str, scope: str = "") -> str:
     else:
         ask.need_any(name)
     return name
+
+
+def need_own_shard(ask: Ask, member: str, queue: str, other: str) -> None:
+    """Raises AwsError if a queue that `member` names is in another shard than the queue `other`, which is here."""
+    router = ask.call.context.router
+    if (shard := router.owner(queue)) is not None:
+        raise invalid(
+            f"{member}: {queue!r} belongs to shard {shard}, and {other!r} to shard {router.here}; messages stay in "
+            "their shard. `hadelay shards pin NAME SHARD` gives a new name to a shard, before its queue is created"
+        )

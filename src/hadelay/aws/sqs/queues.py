@@ -4,16 +4,19 @@ import base64
 import binascii
 import re
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from msgspec import field
 
 from hadelay.api.text import check_topic
 from hadelay.aws import arns
-from hadelay.aws.door import Ask
+from hadelay.aws.door import Ask, answered
 from hadelay.aws.errors import AwsError
+from hadelay.aws.operations import Run
 from hadelay.aws.sqs import attributes
-from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.protocol import Document, Named, OfQueue, invalid, named, operations, within
 from hadelay.aws.sqs.tags import check_tags
 from hadelay.errors import NotFound
 from hadelay.model import SEPARATOR
@@ -23,8 +26,7 @@ PAGE = 1_000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 
 
-class CreateQueue(Document):
-    QueueName: str
+class CreateQueue(Named):
     Attributes: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
@@ -35,8 +37,11 @@ class ListQueues(Document):
     NextToken: str | None = None
 
 
-class GetQueueUrl(Document):
-    QueueName: str
+class _Page(msgspec.Struct):
+    """The answer of another shard."""
+
+    QueueUrls: list[str] = field(default_factory=list)
+    NextToken: str | None = None
 
 
 @operations.add("CreateQueue", CreateQueue)
@@ -55,7 +60,7 @@ async def create_queue(ask: Ask, document: CreateQueue) -> Any:
     try:
         queue = await attributes.find(ask, name)
     except NotFound:
-        await attributes.check_target(ask, settings)
+        await attributes.check_target(ask, name, settings)
         await topics.put_topic(name, settings | {"labels": labels}, ask.access.actor)
     else:
         if other := attributes.differences(queue, given):
@@ -78,30 +83,49 @@ async def purge_queue(ask: Ask, document: OfQueue) -> None:
     await ask.call.service.messages.purge(name, ["scheduled", "ready", "dead"], ask.access.actor)
 
 
-@operations.add("GetQueueUrl", GetQueueUrl)
-async def get_queue_url(ask: Ask, document: GetQueueUrl) -> Any:
+@operations.add("GetQueueUrl", Named)
+async def get_queue_url(ask: Ask, document: Named) -> Any:
     name = check_topic(document.QueueName)
     ask.need_any(name)
     await attributes.find(ask, name)
     return {"QueueUrl": arns.queue_url(ask.origin, name)}
 
 
-@operations.add("ListQueues", ListQueues)
+async def _own_queues(ask: Ask, prefix: str) -> list[str]:
+    known = await ask.call.service.topics.all_settings(prefix)
+    return [name for name in known if SEPARATOR not in name and ask.may_any(name)]
+
+
+async def _queues_of_all(run: Run, ask: Ask, document: ListQueues) -> Any:
+    """The page of all shards is the first names of a page of each: a token is a name, which means the same in each."""
+    names, more = await _own_queues(ask, document.QueueNamePrefix), False
+    for answer in answered(await ask.forward_all(ask.call.context.router.others())):
+        if answer.status != HTTPStatus.OK:
+            return answer
+        some = msgspec.json.decode(answer.body, type=_Page)
+        names += map(arns.queue_of_url, some.QueueUrls)
+        more = more or some.NextToken is not None
+    return page(ask, names, "QueueUrls", document.MaxResults, document.NextToken, more=more)
+
+
+@operations.add("ListQueues", ListQueues, over=_queues_of_all)
 async def list_queues(ask: Ask, document: ListQueues) -> Any:
-    known = await ask.call.service.topics.all_settings(document.QueueNamePrefix)
-    names = [name for name in known if SEPARATOR not in name and ask.may_any(name)]
+    names = await _own_queues(ask, document.QueueNamePrefix)
     return page(ask, names, "QueueUrls", document.MaxResults, document.NextToken)
 
 
-def page(ask: Ask, names: list[str], member: str, most: int | None, token: str | None) -> dict[str, object]:
-    """A page of queue URLs, by name. Without MaxResults, SQS gives the first 1,000 and no token."""
+def page(
+    ask: Ask, names: list[str], member: str, most: int | None, token: str | None, *, more: bool = False
+) -> dict[str, object]:
+    """A page of queue URLs, by name. Without MaxResults, SQS gives the first 1,000 and no token. more: whether names
+    follow behind these."""
     limit = within("MaxResults", most, 1, PAGE, PAGE)
     after = "" if token is None else _name_of(token)
     left = sorted(name for name in names if name > after)
     some = left[:limit]
     urls = [arns.queue_url(ask.origin, name) for name in some]
     found: dict[str, object] = {member: urls} if urls or member == "queueUrls" else {}
-    if most is not None and len(left) > len(some):
+    if most is not None and (more or len(left) > len(some)):
         found["NextToken"] = base64.urlsafe_b64encode(some[-1].encode()).decode()
     return found
 

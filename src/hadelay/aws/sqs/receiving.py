@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -23,6 +24,8 @@ from hadelay.http.answers import Answer
 from hadelay.http.consume import hand_out
 
 _FIRST, _SOURCE = "ApproximateFirstReceiveTimestamp", "DeadLetterQueueSourceArn"
+#: Longest wait of a receive, in seconds, as in SQS.
+_LONGEST_S = 20
 #: System attributes that a receive may ask for.
 _KNOWN = frozenset(
     (
@@ -41,10 +44,19 @@ class ReceiveMessage(OfQueue):
     WaitTimeSeconds: int | None = None
     ReceiveRequestAttemptId: str | None = None
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {}  # it is sent to the leader of the queue's shard, on a connection of its own, since it may wait
+
 
 @operations.add("ReceiveMessage", ReceiveMessage)
 async def receive_message(ask: Ask, document: ReceiveMessage) -> Any:
     name = named(ask, document.QueueUrl, "consume")
+    context = ask.call.context
+    if (to := context.router.of_topics([name], None)) is not None:
+        longest_ms = 1000 * (_LONGEST_S if document.WaitTimeSeconds is None else document.WaitTimeSeconds)
+        with context.waiting.one_more(ask.access):
+            return await _elsewhere(ask, await context.forwarder.find_leader(to), longest_ms)
     queue = await find(ask, name, stale=True)
     system = frozenset((*document.AttributeNames, *document.MessageSystemAttributeNames))
     if unknown := sorted(system - _KNOWN):
@@ -57,7 +69,7 @@ async def receive_message(ask: Ask, document: ReceiveMessage) -> Any:
         ask.access.actor.token or "sqs",
         _request_id(ask, name, document.ReceiveRequestAttemptId),
         within("MaxNumberOfMessages", document.MaxNumberOfMessages, 1, 10, 1),
-        1000 * within("WaitTimeSeconds", wait_s, 0, 20, 0),
+        1000 * within("WaitTimeSeconds", wait_s, 0, _LONGEST_S, 0),
         check_timeout(ask, document.VisibilityTimeout),
         group_max=10 if name.endswith(FIFO) else 1,
         node=ask.relayed_by,

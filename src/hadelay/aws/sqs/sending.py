@@ -14,7 +14,7 @@ from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs import values
 from hadelay.aws.sqs.attributes import Queue, find
 from hadelay.aws.sqs.batches import check_entries, results
-from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations
+from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations, queue_in_url
 from hadelay.aws.sqs.values import OPTION, SYSTEM, Value
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import hash_key
@@ -44,6 +44,10 @@ class Message(Document, kw_only=True):
 
 class SendMessage(Message, kw_only=True):
     QueueUrl: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return queue_in_url(self.QueueUrl)
 
 
 class SendEntry(Message, kw_only=True):

@@ -57,10 +57,12 @@ def forward_head(
     *,
     wait_s: float = 0.0,
     keyed: bool = False,
+    host: str = "",
 ) -> ForwardHead:
     """Head to forward. A HEAD is sent as a GET, so that each answer has the body that its head says. target: path and
-    query. node: name of this node. keyed: whether the outcome is remembered under an Idempotency-Key. Raises BadRequest
-    for bytes that a node might read as more than one header or request."""
+    query. node: name of this node. keyed: whether the outcome is remembered under an Idempotency-Key. host:
+    by which the client came, for X-Forwarded-Host; "" for none. Raises BadRequest for bytes that a node might read as
+    more than one header or request."""
     if not _TARGET.fullmatch(target):
         raise BadRequest("the path and query must be percent-encoded ASCII")
     return forward_lines(fields, node).head(method, target, wait_s=wait_s, keyed=keyed)
@@ -83,6 +85,10 @@ def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str) -> ForwardLi
     """The header lines of a request that are forwarded. Raises BadRequest as forward_head does."""
     fields = list(fields)
     dropped = _HOP | _SITE
+    if host:
+        fields = [field for field in fields if field[0].lower() != b"x-forwarded-host"]
+        fields.append((b"X-Forwarded-Host", host.encode("utf-8", "surrogateescape")))
+        dropped -= {b"x-forwarded-host"}
     for name, value in fields:
         if name.lower() == b"connection":
             dropped |= {option.strip().lower() for option in value.split(b",")}
