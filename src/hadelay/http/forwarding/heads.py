@@ -65,7 +65,7 @@ def forward_head(
     more than one header or request."""
     if not _TARGET.fullmatch(target):
         raise BadRequest("the path and query must be percent-encoded ASCII")
-    return forward_lines(fields, node).head(method, target, wait_s=wait_s, keyed=keyed)
+    return forward_lines(fields, node, host).head(method, target, wait_s=wait_s, keyed=keyed)
 
 
 class ForwardLines(NamedTuple):
@@ -81,8 +81,8 @@ class ForwardLines(NamedTuple):
         return ForwardHead(method, line, self.lines, (keyed and self.key) or method == "GET", wait_s)
 
 
-def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str) -> ForwardLines:
-    """The header lines of a request that are forwarded. Raises BadRequest as forward_head does."""
+def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str, host: str = "") -> ForwardLines:
+    """The header lines of a request that are forwarded. host: see forward_head. Raises BadRequest as forward_head does."""
     fields = list(fields)
     dropped = _HOP | _SITE
     if host:
