@@ -82,7 +82,7 @@ class ForwardLines(NamedTuple):
 
 
 def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str, host: str = "") -> ForwardLines:
-    """The header lines of a request that are forwarded. host: see forward_head. Raises BadRequest as forward_head does."""
+    """The header lines of a request that are forwarded. host, and what is raised: see forward_head."""
     fields = list(fields)
     dropped = _HOP | _SITE
     if host:
