@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from chaos.freeports import free_ports
 from hadelay.api.text import parse_instant
@@ -19,6 +21,7 @@ from hadelay.errors import BadRequest, ConfigError, Conflict, HadelayError, NoLe
 from hadelay.rights import TOKEN_PREFIX, hash_token
 from hadelay.settings.load import load
 from hadelay.settings.rules import problems
+from hadelay.settings.shardmap import Shard, Shards
 from hadelay.testing import node as testing
 from hadelay.testing.node import LocalNode
 
@@ -172,6 +175,60 @@ def test_a_shard_that_joins_gets_the_tokens(closing: ExitStack, capsys: pytest.C
     assert "ops (" not in said
     assert "Known only to shard 1: create these tokens anew, or in the other shards with their hash: own (" in said
     assert tokens_of(second, admin)["later"][:2] == tokens_of(first, admin)["later"][:2]
+
+
+def suspend(node: LocalNode, *, mapless: bool = False) -> None:
+    """As after a restore, but with the number before."""
+    had = node._node.ledger.shards
+    node._node.ledger.shards = Shards(None if mapless else had.current, suspended=True)
+
+
+def test_a_restored_shard_gets_the_tokens_wherever_the_command_is_sent(
+    closing: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = guarded(0, secret("one")), guarded(1, secret("two"))
+    for node in nodes:
+        closing.callback(node.close)
+    admin = made(nodes[0], secret("one"), name="ops", scopes=["admin"])
+    shards.add(1, nodes[1].url, bootstrap_token=secret("two"), remote=at(nodes[0], token=admin))
+    capsys.readouterr()
+    for restored, asked in ((1, 0), (0, 0)):
+        later = {"name": f"later-{restored}", "scopes": ["read"]}
+        other = 1 - restored
+        shards.call(at(nodes[other], token=admin), "POST", f"/v1/tokens?shard={other}", later, needs="id")
+        suspend(nodes[restored])
+        shards.apply(plan=True, remote=at(nodes[asked], token=admin))
+        assert "Copied" not in capsys.readouterr().err
+        shards.apply(remote=at(nodes[asked], token=admin))
+        assert f"Copied to shard {restored}: later-{restored} (" in capsys.readouterr().err
+        assert not nodes[restored]._node.ledger.shards.suspended
+
+
+def test_a_restored_shard_without_a_map_begins_none(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+    third = of_group(3)
+    suspend(third, mapless=True)
+    shards.list_(remote=at(third))
+    assert "was restored, and creates no topics" in capsys.readouterr().out
+    for change in (shards.apply, partial(shards.add, 1, two[1].url)):
+        with pytest.raises(
+            Conflict, match="restored from a backup without a shard map: run `hadelay shards apply --at"
+        ):
+            change(remote=at(third))
+    assert third._node.ledger.shards.current is None
+    third.close()
+
+
+def test_a_restored_shard_says_that_its_number_is_in_no_map(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+    known = two[1]._node.ledger.shards
+    assert known.current is not None
+    old = replace(known.current, shards={**known.current.shards, 1: Shard(9, (8,))})
+    two[1]._node.ledger.shards = Shards(old, suspended=True)
+    shards.list_(remote=at(two[1]))
+    said = capsys.readouterr().out
+    assert "Cluster c1 answered, whose group number 1 is not in this map." in said
+    assert "run `hadelay shards apply --at N=URL` at another shard" in said
+    assert "former" in said
+    two[1]._node.ledger.shards = known
 
 
 def test_own_token_may_be_the_bootstrap_token_of_a_shard_that_joins(closing: ExitStack) -> None:

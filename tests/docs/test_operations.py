@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 
 class Lab:
-    """A cluster in `lab/`, and a shell beside it."""
+    """A cluster in a directory, and a shell beside it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cluster: Cluster) -> None:
         self.directory = directory
-        self.cluster = Cluster(directory / "lab")
+        self.cluster = cluster
         self.waiting: list[tuple[subprocess.Popen[bytes], Path]] = []
         self.last: subprocess.Popen[bytes] | None = None
         command = directory / "bin" / "hadelay"
@@ -43,8 +43,8 @@ class Lab:
         alone = free_ports(2)
         self.ports = {"127.0.0.1:8490": f"127.0.0.1:{alone}", "127.0.0.1:8590": f"127.0.0.1:{alone + 1}"}
 
-    def run(self, page: Path) -> None:
-        for verb, names, block in _STEPS.findall(page.read_text()):
+    def run(self, text: str) -> None:
+        for verb, names, block in _STEPS.findall(text):
             for name in names.split():
                 self.stop(verb, name)
             for command, expected in steps(block):
@@ -63,7 +63,7 @@ class Lab:
             return
         self.cluster.kill(name, number=signal.SIGKILL if verb == "lose" else signal.SIGTERM)
         if verb == "lose":
-            shutil.rmtree(self.directory / "lab" / name)
+            shutil.rmtree(self.cluster.directory / name.replace("-", "/"))
 
     def start(self, command: str) -> None:
         errors = self.directory / f"{len(self.cluster.children)}.err"
@@ -101,11 +101,11 @@ def command_of(process: subprocess.Popen[bytes]) -> list[str]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
+    lab = Lab(tmp_path, Cluster(tmp_path / "lab"))
     with lab.cluster:  # which ends what was started
         yield lab
 
 
 @pytest.mark.parametrize("page", ["disaster-recovery", "upgrade", "members"])
 def test_every_command(lab: Lab, page: str) -> None:
-    lab.run(ROOT / "docs" / "howto" / f"{page}.md")
+    lab.run((ROOT / "docs" / "howto" / f"{page}.md").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,10 +17,12 @@ import pytest
 
 from chaos.freeports import free_ports
 from tests.cli.support import Dev, environment, hadelay, start
-from tests.docs.test_pages import ROOT, blocks, matches, steps
+from tests.docs.test_pages import matches, steps
+from tests.docs.test_shard_drill import PAGE, RESTORE
 from tests.system.cluster import alive
 
 pytestmark = pytest.mark.processes
+CONSOLE = re.compile(r"^```(console)\n(.*?)^```$", re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,8 @@ def test_commands_of_the_page(grown: Dev, tmp_path: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hadelay "$@"\n')
     command.chmod(0o755)
     shell = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", HADELAY_SERVERS=grown.servers)
-    for block in blocks(ROOT / "docs/howto/shards.md", "console"):
+    # test_shard_drill.py runs the commands that restore a shard.
+    for _, block in CONSOLE.findall(PAGE.read_text().partition(RESTORE)[0]):
         for typed, expected in steps(block):
             if typed.startswith("hadelay dev "):
                 continue  # which the fixture did, with fewer nodes

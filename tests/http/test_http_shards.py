@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hadelay.errors import HadelayError
 from hadelay.http import parts
@@ -314,6 +315,35 @@ async def test_a_part_of_leases_that_fails_fails_the_request(shards: tuple[Node,
     give(front, map_of(front, owner))
     answer = await front.ask("POST", "/v1/leases:ack", {"leases": [near, far]})
     assert [result["outcome"] for result in answer.json["results"]] == ["already_acked", "acked"]
+
+
+async def test_leases_of_a_restored_shard_are_settled_before_the_map_has_its_number(shards: tuple[Node, Node]) -> None:
+    front, owner = shards
+    near, far = await leased(*shards)
+    known = map_of(front, owner)
+    other = replace(known, shards={**known.shards, 1: replace(known.shards[1], group=77)})
+    for node in shards:
+        give(node, other)
+    assert owner.service.shards.known.index_of(owner.service.shards.group) is None
+
+    async def settle(node: Node, kind: str, *leases: str) -> list[str]:
+        answer = await node.ask(
+            "POST", f"/v1/leases:{kind}", {"leases": leases, **({"lease": "1m"} if kind == "extend" else {})}
+        )
+        assert answer.status == 200, answer.json
+        return [result["outcome"] for result in answer.json["results"]]
+
+    strange = "Z" * (len(far) - 1) + "0"
+    assert await settle(front, "extend", near, far) == ["extended", "extended"]
+    assert await settle(owner, "extend", far, near) == ["extended", "extended"]
+    assert await settle(front, "ack", far, strange, near) == ["acked", "lease_lost", "acked"]
+    # While that shard does not answer, nobody knows.
+    silent = replace(other, shards={**other.shards, 1: replace(other.shards[1], nodes={"n1": "http://127.0.0.1:1"})})
+    give(front, silent)
+    answer = await front.ask("POST", "/v1/leases:ack", {"leases": [far]})
+    assert (answer.status, answer.json["outcome_known"]) == (503, True)
+    give(front, map_of(front))
+    assert await settle(front, "ack", far, near) == ["lease_lost", "already_acked"]
 
 
 ITEMS = [

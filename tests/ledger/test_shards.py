@@ -14,6 +14,7 @@ from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
 from hadelay.codec.results import Done, Refused, RowCode
 from hadelay.codec.shardcommands import ShardStep
+from hadelay.errors import ConfigError
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.views.shardnames import names
@@ -212,6 +213,14 @@ def test_checkpoint_keeps_the_map_and_a_restore_suspends_the_shard() -> None:
     for step in (ShardStep.PREPARE, ShardStep.COMMIT):
         assert put(world, step, moved) == Done()
     assert codes(world, draft("new"), draft("b")) == [OK, OTHER]
+
+
+@pytest.mark.parametrize(("group", "index"), [(1, 1), (7, 0)])
+def test_restored_shard_gets_no_number_of_a_shard(group: int, index: int) -> None:
+    world = one_of_two(replace(MAP, shards={0: replace(MAP.shards[0], former=(7,)), 1: MAP.shards[1]}))
+    core, _ = checkpoint.dump(world.ledger)
+    with pytest.raises(ConfigError, match=f"{group} is a number that shard {index} has, or had"):
+        checkpoint.for_new_cluster(core, group)
 
 
 def test_cluster_without_a_map_has_the_same_checkpoint_as_before() -> None:

@@ -144,12 +144,14 @@ def ask(
 
 @dataclass
 class Cluster:
-    """`nodes` of them, n1…; use it in a `with`, which ends every process it started."""
+    """`nodes` of them, n1…; use it in a `with`, which ends every process it started. shards: as many clusters, which
+    share all topics; n1-s1 is a node of the second."""
 
     directory: Path
     nodes: int = 3
     sync: str = "commit"
     settings: tuple[str, ...] = ()
+    shards: int = 1
     urls: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -172,9 +174,9 @@ class Cluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         options = [word for setting in self.settings for word in ("--set", setting)]
         errors = self.directory / "dev.err"
-        base = free_ports(2 * self.nodes)
+        base = free_ports(2 * self.nodes * self.shards)
         process = spawn(
-            *("dev", "--nodes", self.nodes, "--data-dir", self.directory, "--port-base", base),
+            *("dev", "--nodes", self.nodes, "--shards", self.shards, "--data-dir", self.directory, "--port-base", base),
             *("--dispatch-sync", self.sync, "-o", "json", *options),
             errors=errors,
         )

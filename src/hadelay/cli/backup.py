@@ -56,6 +56,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
     limit = _rate(rate)
     archive = archive_at(directory)
     archive.files.prepare()
+    remote = _of_one_shard(remote)
     problem: Exception = ConnectionError("no server was given: use --servers")
     for url in _nodes(remote):
         try:
@@ -114,6 +115,18 @@ def _rate(text: str) -> float:
     if rate < BLOCK:
         raise BadRequest(f"--rate {text}: expected bytes per second, such as 20MiB, at least {BLOCK >> 10}KiB")
     return rate
+
+
+def _of_one_shard(remote: Remote) -> Remote:
+    """The same, with the shard that answered if there are several: other addresses may be of other shards."""
+    if remote.shard is not None:
+        return remote
+    found = call(remote, "GET", "/v1/shards", needs="cluster_id", query={"stale": True})
+    if found["shard"] is None or len(found["current"]["shards"]) == 1:
+        return remote
+    count = len(found["current"]["shards"])
+    note(f"This backs up shard {found['shard']}, one of {count}. Back up each into its own directory: --shard N")
+    return replace(remote, shard=found["shard"])
 
 
 def _nodes(remote: Remote) -> list[str]:

@@ -1,6 +1,6 @@
 """`hadelay shards`: the shard map, and its changes over all shards (cli/shardchange.py has the order of the steps)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace as with_fields
 from typing import Annotated, Any, Literal
 
@@ -12,13 +12,15 @@ from hadelay.cli import shardchange, shardtokens
 from hadelay.cli.output import Remote, emit_json, note, say, table
 from hadelay.cli.remote import call
 from hadelay.cli.shardchange import Collect, Edit, Known, Look, Named, Prepare, Step, Stopped
-from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
+from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound, Unauthorized
 from hadelay.settings.shardmap import ALL, Rule, Shard, ShardMap
 
 #: Timeout of one step in one shard, in seconds.
 _STEP_S = 30.0
 #: Number of pinned names that a plan shows.
 _SHOWN = 20
+#: What to do about a shard that was restored.
+_ELSEWHERE = "run `hadelay shards apply --at N=URL` at another shard, with a URL of this one."
 
 Plan = Annotated[bool, Parameter(help="Show the names that the change would pin, and change nothing.")]
 Key = Literal["name", "prefix", "number"]
@@ -39,23 +41,35 @@ def list_(*, remote: Remote = Remote()) -> None:
         emit_json(found)
         return
     current = found["current"]
+    if current is None and found["suspended"]:
+        say(f"Cluster {found['cluster_id']} was restored, and creates no topics until it has the map: {_ELSEWHERE}")
+        return
     if current is None:
         say(f"Cluster {found['cluster_id']} has no shard map: it owns all topics. `hadelay shards add` begins one.")
         return
     rows = [
-        {"shard": index, "group": one["group"], "nodes": ", ".join(one.get("nodes", {}).values())}
+        {
+            "shard": index, "group": one["group"], "former": ", ".join(map(str, one.get("former", ()))),
+            "nodes": ", ".join(one.get("nodes", {}).values()),
+        }
         for index, one in sorted(current["shards"].items(), key=lambda item: int(item[0]))
-    ]
-    table(rows, ("shard", "group", "nodes"))
+    ]  # fmt: skip
+    restored = any(row["former"] for row in rows)
+    table(rows, ("shard", "group", "former", "nodes") if restored else ("shard", "group", "nodes"))
     say()
     rules = [
         {"pattern": one["pattern"], "shards": ", ".join(map(str, one["shards"])), "key": one.get("key", "name")}
         for one in current["rules"]
     ]
     table(rules, ("pattern", "shards", "key"))
-    say(f"\nVersion {current['version']}, {len(current['pinned'])} pinned names. Shard {found['shard']} answered.")
+    answered = (
+        f"Cluster {found['cluster_id']} answered, whose group number {found['group']} is not in this map."
+        if found["shard"] is None
+        else f"Shard {found['shard']} answered."
+    )
+    say(f"\nVersion {current['version']}, {len(current['pinned'])} pinned names. {answered}")
     if found["suspended"]:
-        say("This shard was restored, and creates no topics: run `hadelay shards apply`.")
+        say(f"This shard was restored, and creates no topics until it has the newest map: {_ELSEWHERE}")
     if found["prepared"] is not None:
         version = found["prepared"]["version"]
         say(f"A change to version {version} is under way: repeat it, or run `hadelay shards apply`.")
@@ -157,7 +171,7 @@ def share(at: Mapping[int, Remote], nodes: Mapping[int, dict[str, str]]) -> None
         return replace(base, shards={**base.shards, **found}, rules=(*base.rules[:-1], last))
 
     new = edit(shardchange.first_map(known))
-    if added or any(one.prepared is not None or one.current != new for one in known.values()):
+    if added or any(one.prepared is not None or one.suspended or one.current != new for one in known.values()):
         _changed(shards, edit)
 
 
@@ -174,10 +188,8 @@ def _change(
     if remote.shard is not None:
         raise BadRequest("--shard: a change is made in all shards; --servers names a node of any of them")
     shards = Shards.named_by(remote, given)
-    for index in () if plan else given:
-        _copy_tokens(remote, shards.at[index], index, bootstrap)
+    known = _looked_at(shards, given, plan, bootstrap)
     try:
-        known = {index: shards.take(Look(index)) for index in shards.at}
         if added is not None:
             shardchange.refuse_another(known, added)
         new = shardchange.next_map(known, lambda base: shards.with_nodes(edit(base), known))
@@ -196,6 +208,19 @@ def _change(
     else:
         where = ", ".join(map(str, sorted(final.shards)))
         say(f"Version {final.version} is in force in shards {where}. Pinned names: {len(final.pinned)}.")
+
+
+def _looked_at(shards: "Shards", given: Container[int], plan: bool, bootstrap: str) -> dict[int, Known]:
+    """What each shard of a change knows. Unless it is only a plan, the given shards and those that were restored first
+    get the tokens of another shard: of the one that was asked, or of the next one if that one was restored itself."""
+    known = {index: shards.look(index) for index in shards.at if index not in given}
+    if known and all(one.suspended and one.current is None for one in known.values()):
+        raise Conflict(f"this shard was restored from a backup without a shard map: {_ELSEWHERE}")
+    source = next((index for index, one in known.items() if not one.suspended), None)
+    for index, to in shards.at.items():
+        if source is not None and not plan and (index in given or known[index].suspended):
+            _copy_tokens(shards.at[source], to, index, bootstrap)
+    return {index: known[index] if index in known else shards.look(index) for index in shards.at}
 
 
 def _copy_tokens(source: Remote, to: Remote, shard: int, bootstrap: str) -> None:
@@ -307,10 +332,17 @@ class Shards:
             found[index] = replace(shard, nodes={name: url for name, url in urls.items() if url})
         return replace(shards, shards={**shards.shards, **found})
 
+    def look(self, index: int) -> Known:
+        try:
+            return self._known(self.at[index])
+        except Unauthorized as error:
+            what = f"shard {index} does not know your token ({error.detail})"
+            raise Unauthorized(f"{what}. If it was restored: hadelay shards apply --at {index}=URL") from None
+
     def take(self, step: Step) -> Any:
         at = self.at[step.shard]
         if isinstance(step, Look):
-            return self._known(at)
+            return self.look(step.shard)
         if isinstance(step, Collect):
             return self._names(at)
         body = {

@@ -226,7 +226,7 @@ async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: st
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)} given; at most {_MAX_LEASES} are allowed per request")
     router = call.context.router
-    if router.here is None or SHARD in call.request.headers:
+    if router.known.current is None or SHARD in call.request.headers:
         if not call.access.may("consume", None):
             await _check_leases(call, leases)
         outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, **how) if leases else []

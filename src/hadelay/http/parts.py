@@ -22,9 +22,11 @@ from hadelay.http.call import Call
 from hadelay.http.decoding import MSGPACK_NAMES
 from hadelay.http.forwarding.forwarder import Destination
 from hadelay.http.forwarding.heads import forward_head
-from hadelay.http.sharding import KEYED, ShardRouter
+from hadelay.http.sharding import KEYED, UNKNOWN, ShardRouter
 
 T = TypeVar("T")
+#: Outcome of a lease that a shard does not know, or not any more.
+_LOST = "lease_lost"
 #: Headers of the whole request that a part has of its own.
 _OF_THE_WHOLE = frozenset((b"accept", b"content-type"))
 
@@ -108,9 +110,22 @@ async def settle(call: Call, router: ShardRouter, here: Callable[[list[int]], Aw
             raise OutcomeUnknown(f"shard {shard}: {len(answer.results)} outcomes of {len(places)} leases")
         return [result.outcome for result in answer.results]
 
-    found = await all_parts(
-        here(places) if shard is None else elsewhere(shard, places) for shard, places in shares.items()
-    )
+    async def anywhere(places: list[int]) -> list[str]:
+        """Of leases with a number that the map does not have: one of the shards may have been restored, and has a new
+        number that is not in the map yet. All are asked, and only the issuer knows such a lease."""
+        found = await all_parts(elsewhere(to.shard, places) for to in router.others())
+        answers = [some for some in found if not isinstance(some, HadelayError)] or [[_LOST] * len(places)]
+        outcomes = [next((one for one in of_one if one != _LOST), _LOST) for of_one in zip(*answers, strict=True)]
+        if _LOST in outcomes and (error := failure_of_all(found)) is not None:
+            raise error
+        return outcomes
+
+    def part(shard: int | None, places: list[int]) -> Awaitable[list[str]]:
+        if shard is None:
+            return here(places)
+        return anywhere(places) if shard == UNKNOWN else elsewhere(shard, places)
+
+    found = await all_parts(part(shard, places) for shard, places in shares.items())
     if (error := failure_of_all(found)) is not None:
         raise error
     outcomes = [""] * len(leases)

@@ -28,6 +28,8 @@ KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_sch
 _MAX_OWNERS = 4_096
 #: Variables of a path that name a topic, a message or a job.
 _NAMING = frozenset(("topic", "id", "job"))
+#: In place of a shard: the map names none, as for leases of a shard that was restored and is not in the map yet.
+UNKNOWN = -1
 
 
 class Forwarded(NamedTuple):
@@ -185,9 +187,13 @@ class ShardRouter:
         return Misdirected(what, shard=shard, map_version=to.version, nodes=to.urls)
 
     def of_lease(self, lease: str) -> int | None:
-        """The shard that issued a lease; None for this one, and for what is no lease."""
-        number = group_of(lease)
-        return None if number is None else self.issuer(number)
+        """The shard that issued a lease; None for this one, and for what is no lease. UNKNOWN: no shard of the map has
+        the lease's group number, or this cluster is no shard of the map."""
+        current, number = self.known.current, group_of(lease)
+        if current is None or number is None or number == self.view.group:
+            return None
+        issuer = None if self.here is None else current.issuer(number)
+        return UNKNOWN if issuer is None else None if issuer == self.here else issuer
 
     def of_topics(self, topics: Iterable[str], forwarded: str | None) -> Destination | None:
         """The one shard that owns these topics; None for this one. Raises Conflict if there are several; Misdirected as

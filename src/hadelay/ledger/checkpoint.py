@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hadelay import version
 from hadelay.codec.batches import State
-from hadelay.errors import WAY_OUT, FatalError, HadelayError
+from hadelay.errors import WAY_OUT, ConfigError, FatalError, HadelayError
 from hadelay.ledger import access
 from hadelay.ledger.batches import members
 from hadelay.ledger.changedrows import (
@@ -217,11 +217,15 @@ def _load_grant(ledger: Ledger, grant: OpenGrant, remembered: bool) -> None:
 def for_new_cluster(core: bytes, group: int, *, shard: bool = False) -> bytes:
     """Adapt a core to a cluster restored from a backup: new group number, no added members, no incarnations. A cluster
     with a shard map is suspended until the map is changed: other shards may have made topics of its names since.
-    shard: the cluster is one of several shards, even if the backup is from before its first map."""
+    shard: the cluster is one of several shards, even if the backup is from before its first map. Raises ConfigError if
+    the number is that of a shard of its map, or was: its ids and leases would be taken for that shard's."""
     try:
         known = _decode_core(core)
     except msgspec.MsgspecError as error:
         raise _unreadable(str(error)) from error
+    index = None if known.shards.current is None or group == known.group else known.shards.current.issuer(group)
+    if index is not None:
+        raise ConfigError(f"cluster.group = {group} is a number that shard {index} has, or had before a restore")
     shards = replace(known.shards, suspended=True) if shard or known.shards != ALONE else ALONE
     return encode_canonical(replace(known, group=group, incarnations={}, members=(), members_index=0, shards=shards))
 

@@ -111,7 +111,13 @@ def _become(directories: Directories, backup: Backup, *, shard: bool) -> None:
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
-    core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group, shard=shard)
+    try:
+        core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group, shard=shard)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error.detail}: message ids of both would look alike. Choose another number, such as 129, on every node; "
+            f"remove {directories.config.node.data_dir}, and restore again"
+        ) from None
     paused = list(schedules.paused_by_restore(scan_all(tables, schedules.STATE)))
     tables.commit([], [*paused, (CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
     tables.close()
