@@ -319,6 +319,11 @@ class RaftMachine(PlainMachine):
     def heartbeat_info(self) -> bytes:
         return b"t"
 
+    @property
+    def checkpointed(self) -> int:
+        index: int = json.loads(self.durable[8:])[0]
+        return index if index > 1 else 0
+
     def manifest(self) -> Manifest | None:
         index, term, *_ = json.loads(self.durable[8:])
         if index <= 1:

@@ -91,6 +91,10 @@ class Machine(PlainMachine):
         files = [SnapshotFile("hours/empty", 0, 0), SnapshotFile("state", len(data), crc32c(data))]
         self.checkpoint = Manifest(self.index, self.term, files, data)
 
+    @property
+    def checkpointed(self) -> int:
+        return self.checkpoint.index if self.checkpoint is not None else 0
+
     def manifest(self) -> Manifest | None:
         return self.checkpoint
 

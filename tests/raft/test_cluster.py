@@ -487,6 +487,27 @@ def test_a_follower_behind_the_journal_gets_files_and_the_rest_from_the_log():
     assert len(cluster.machines[lagging].items) == 62
 
 
+@pytest.mark.parametrize(("commands", "snapshots"), [(1_100, 1), (900, 0)])
+def test_an_empty_follower_gets_files_if_they_save_it_many_entries(commands: int, snapshots: int):
+    cluster = Cluster()
+    for n in range(0, commands, 100):
+        cluster.commit(*[b"command %d" % m for m in range(n, n + 100)])
+    wiped = cluster.followers()[0]
+    for name, machine in cluster.machines.items():
+        if name != wiped:
+            machine.take_checkpoint()
+    cluster.commit(b"after the checkpoint")
+    assert cluster.leader().journal.base_index == 1
+    cluster.kill(wiped)
+    cluster.disks[wiped].wipe()
+    cluster.start(wiped, incarnation=1_790_000_000_000)
+    cluster.until(lambda: len(cluster.machines[wiped].items) == commands + 1, seconds=30)
+    cluster.settle()
+    assert cluster.machines[wiped].items == cluster.machines[cluster.leader().name].items
+    cluster.until(lambda: cluster.nodes[wiped].journal.admitted)
+    assert cluster.leader().stats.snapshots_sent == snapshots
+
+
 def test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay():
     """A leader that was cut off comes back: its log is longer than the snapshot that it gets, with other entries."""
     cluster = Cluster()

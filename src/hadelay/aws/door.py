@@ -109,7 +109,7 @@ def _no_door(where: str) -> Overloaded:
     return Overloaded(f"{where} does not serve AWS SDKs: set `aws = true` in the section [http] of its nodes' files")
 
 
-def all_answers(found: Iterable[Answer | HadelayError]) -> list[Answer]:
+def answered(found: Iterable[Answer | HadelayError]) -> list[Answer]:
     """The answers of several shards. Raises the error of a shard without an answer; an unknown outcome goes first."""
     found = list(found)
     errors = [one for one in found if isinstance(one, HadelayError)]

@@ -108,6 +108,8 @@ class Peer:
     #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
     manifest: Manifest | None = None
     pulled: float = 0.0
+    #: Time (monotonic) at which the peer was found to have no entries; None: it has some, or has not answered yet.
+    empty_since: float | None = None
     #: Last admission proposed for this peer, as (term of this leader, incarnation of the peer).
     admission: tuple[int, int] | None = None
 
@@ -115,7 +117,7 @@ class Peer:
         """Reset the fields that only a leader uses: at the start of a term, or for a new link or incarnation of the
         peer."""
         self.match = self.counted = self.round = self.sent_commit = 0
-        self.heard, self.admission = now, None
+        self.heard, self.admission, self.empty_since = now, None, None
         self.probe(next)
 
     def probe(self, next: int) -> None:

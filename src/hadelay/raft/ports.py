@@ -78,8 +78,14 @@ class Machine(Protocol):
         """Called when the link to a peer is up and its greeting accepted, or when the link is down."""
         ...
 
+    @property
+    def checkpointed(self) -> int:
+        """Index of the last durable checkpoint; 0: there is none yet."""
+        ...
+
     def manifest(self) -> Manifest | None:
-        """The last durable checkpoint, None if there is none yet. Its files stay until `release(manifest)`."""
+        """The last durable checkpoint; None if there is none yet, or its files are being made. The files stay until
+        `release(manifest)`."""
         ...
 
     def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes: ...

@@ -11,6 +11,7 @@ from hadelay.platform.network import Buffer
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
 from hadelay.raft.election import Elections
+from hadelay.raft.journal import FIRST
 from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import encode_append
@@ -79,6 +80,8 @@ class Replication(RaftPart):
                 return
             if peer.next <= journal.base_index:
                 self._snapshots.offer(peer, now, ready)
+                return
+            if peer.next == FIRST[0] + 1 and self._snapshots.offer_to_empty(peer, now, ready):
                 return
             room = config.window_bytes - peer.in_flight_bytes
             if (peer.next > journal.last_index and not peer.probing) or room <= 0:

@@ -1,4 +1,5 @@
-"""Snapshots as files, for a follower that needs entries which the leader's journal no longer has.
+"""Snapshots as files, for a follower that needs entries which the leader's journal no longer has, and for one that has
+no entries at all: files take less time than applying an hour's entries.
 
 The leader offers the manifest of its last durable checkpoint. The follower pulls the files in verified chunks, at most
 pull_bytes_per_s, and resumes earlier attempts. Its state machine is unchanged until all files are there; then it
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 #: Timeout of pulling a snapshot, on the leader and on the follower, in seconds.
 _PATIENCE_S = 15.0
+#: Number of entries from which on an empty node gets a snapshot in place of them.
+_MANY = 1_000
+#: Time in which the files for an empty node have to be made, in seconds.
+_EXPORT_S = 10.0
 #: Delay before an unanswered snapshot offer is repeated, in seconds: a new node may not know the leader yet.
 _OFFER_S = 2.0
 #: Limit of complete files that an interrupted pull passes over in one turn of the event loop: a year has 26,000 files.
@@ -63,6 +68,22 @@ class Snapshots(RaftPart):
             return  # the next heartbeat tries again to offer a snapshot
         if damage is not None:
             log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
+        self._offer(peer, manifest, now, ready)
+
+    def offer_to_empty(self, peer: Peer, now: float, ready: Ready) -> bool:
+        """Offer the last checkpoint to `peer`, which has no entries, though the journal has them all. Returns False if
+        the peer shall get the entries: the checkpoint saves it few of them, or its files are not made in time."""
+        if self._machine.checkpointed < _MANY:
+            return False
+        if peer.empty_since is None:
+            peer.empty_since = now
+        manifest = self._machine.manifest()
+        if manifest is None:
+            return now - peer.empty_since < _EXPORT_S  # the next heartbeat tries again
+        self._offer(peer, manifest, now, ready)
+        return True
+
+    def _offer(self, peer: Peer, manifest: Manifest, now: float, ready: Ready) -> None:
         peer.manifest, peer.pulled = manifest, now
         files = [[file.name, file.length, file.crc] for file in manifest.files]
         log.info("snapshot_offered", extra={"peer": peer.name, "index": manifest.index, "files": len(files)})

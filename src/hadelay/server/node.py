@@ -255,6 +255,10 @@ class Node:
         else:
             self.link.link_down(peer)
 
+    @property
+    def checkpointed(self) -> int:
+        return self.storage.exports.index
+
     def manifest(self) -> Manifest | None:
         return self.storage.manifest()
 

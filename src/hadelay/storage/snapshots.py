@@ -94,7 +94,7 @@ class Exports:
     ) -> None:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables
-        self._index = index
+        self.index = index
         #: Exports on disk by index: their manifests, and the number of users of each export.
         self._made: dict[int, Manifest] = {}
         self._users: Counter[int] = Counter()
@@ -106,12 +106,12 @@ class Exports:
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
         """Return the manifest of the last durable checkpoint, or start its export and return None. term: Raft term of
         the checkpoint. checkpointing: whether a checkpoint is running."""
-        made = self._made.get(self._index)
+        made = self._made.get(self.index)
         if made is not None:
-            self._users[self._index] += 1
+            self._users[self.index] += 1
             return made
-        if self._index and not (self._making or checkpointing) and self._runtime.monotonic() >= self._paused_until:
-            self._make(self._index, term)
+        if self.index and not (self._making or checkpointing) and self._runtime.monotonic() >= self._paused_until:
+            self._make(self.index, term)
         return None
 
     def _make(self, index: int, term: int) -> None:
@@ -125,7 +125,7 @@ class Exports:
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
                 self._hours.pins -= 1
                 return
-            self.forget_older(self._index)
+            self.forget_older(self.index)
             self._made[index] = manifest
 
         # Run the export in the checkpoints' thread: a checkpoint that begins meanwhile commits after the export.
@@ -159,11 +159,11 @@ class Exports:
 
     def release(self, manifest: Manifest) -> None:
         self._users[manifest.index] -= 1
-        self.forget_older(self._index)
+        self.forget_older(self.index)
 
     def forget_older(self, index: int) -> None:
         """Remove unused exports older than `index`, the last durable checkpoint: each keeps hour files from removal."""
-        self._index = index
+        self.index = index
         for older in [i for i in self._made if not self._users[i] and i != index]:
             del self._made[older], self._users[older]
             self._hours.pins -= 1

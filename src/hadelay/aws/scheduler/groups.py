@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from hadelay.api.text import parse_instant
-from hadelay.aws.door import Ask, all_answers
+from hadelay.aws.door import Ask, answered
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Run
 from hadelay.aws.scheduler.documents import DEFAULT, TAG, ClientToken, Name, group_arn, stored_name
@@ -185,7 +185,7 @@ async def _delete_in_all(run: Run, ask: Ask, document: DeleteGroup) -> Any:
     others = [one for one in ask.call.context.router.others() if one != to]
     if to is not None:
         await run(ask, document)
-    if (refusal := refused(all_answers(await ask.forward_all(others)))) is not None:
+    if (refusal := refused(answered(await ask.forward_all(others)))) is not None:
         return refusal
     return await (run(ask, document) if to is None else ask.forward(to))
 

@@ -24,7 +24,8 @@ from hadelay.api.schedules import Schedule as OurSchedule
 from hadelay.api.service import Receipts, answered
 from hadelay.api.text import check_new_topic, parse_instant
 from hadelay.aws.arns import ACCOUNT, REGION, queue_of_arn
-from hadelay.aws.door import Ask, all_answers
+from hadelay.aws.door import Ask
+from hadelay.aws.door import answered as whole
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Run
 from hadelay.aws.scheduler import documents, expressions
@@ -101,7 +102,7 @@ async def _at_owner(run: Run, ask: Ask, document: Schedule) -> Any:
     """Create or update a schedule in the shard of its target, once no other shard has the name."""
     router, (topic, _) = ask.call.context.router, _named_target(ask, document.target)
     owner = router.of_topics([topic], None)
-    others = all_answers(await ask.forward_all(to for to in router.others() if to != owner))
+    others = whole(await ask.forward_all(to for to in router.others() if to != owner))
     if owner is not None:
         others.append(await run(ask, document))
     for answer in others:
@@ -182,7 +183,7 @@ async def _wherever(run: Run, ask: Ask, document: OfGroup) -> Any:
     if having:
         return having[0]
     # Without one, the shard without an answer may have it.
-    if (refusal := refused(all_answers(found))) is not None:
+    if (refusal := refused(whole(found))) is not None:
         return refusal
     raise unknown
 
@@ -209,7 +210,7 @@ async def get_schedule(ask: Ask, document: OfGroup) -> Any:
 
 
 async def _delete_in_all(run: Run, ask: Ask, document: OfGroup) -> Any:
-    found = all_answers(await ask.forward_all(ask.call.context.router.others()))
+    found = whole(await ask.forward_all(ask.call.context.router.others()))
     if (refusal := refused(found)) is not None:
         return refusal
     try:

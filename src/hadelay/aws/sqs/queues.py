@@ -12,7 +12,7 @@ from msgspec import field
 
 from hadelay.api.text import check_topic
 from hadelay.aws import arns
-from hadelay.aws.door import Ask, all_answers
+from hadelay.aws.door import Ask, answered
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Run
 from hadelay.aws.sqs import attributes
@@ -99,7 +99,7 @@ async def _own_queues(ask: Ask, prefix: str) -> list[str]:
 async def _queues_of_all(run: Run, ask: Ask, document: ListQueues) -> Any:
     """The page of all shards is the first names of a page of each: a token is a name, which means the same in each."""
     names, more = await _own_queues(ask, document.QueueNamePrefix), False
-    for answer in all_answers(await ask.forward_all(ask.call.context.router.others())):
+    for answer in answered(await ask.forward_all(ask.call.context.router.others())):
         if answer.status != HTTPStatus.OK:
             return answer
         some = msgspec.json.decode(answer.body, type=_Page)
