@@ -25,7 +25,7 @@ _DEAD = "dead-"
 KEEP, REPLACE, REJECT = 0, 1, 2
 #: The fourth action: the client key counts for `unique_for` alone, and is no key of the message.
 PERIOD = 3
-#: Delay of a draft that stands for the topic's own `delay`.
+#: Value for the delay of a draft that means: use the topic's setting `delay`.
 OWN_DELAY = -1
 #: Character between the names of a topic and of a subscription, in the name of the subscription's queue.
 SEPARATOR = "~"
@@ -37,7 +37,8 @@ MAX_REASON = MAX_GROUP = 128
 MAX_RUN = 100
 #: Limit of `unique_for`, in ms.
 MAX_UNIQUE_MS = 7 * 24 * HOUR_MS
-#: Limit of the result of an ack, in bytes of JSON; and of what a success callback has of a body or a result.
+#: Limits in bytes: size of an ack's result, as JSON; and size of the part of a webhook's answer or of a result that a
+#: success callback contains.
 MAX_RESULT, MAX_REPLY = 64 << 10, 16 << 10
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

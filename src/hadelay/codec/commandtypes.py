@@ -144,9 +144,9 @@ class SettleLeases(NamedTuple):
     reason: str = ""
     #: Hand-out delay of each lease: ms from the grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None
-    #: Results of an ack by number of the lease, of some of its leases.
+    #: Results that an ack stores: position of a lease in `rows` → result. Leases without a result are left out.
     results: dict[int, AckResult] | None = None
-    #: Answers to the webhook calls about some leases of an ack, for callbacks.
+    #: Answers of webhooks, which become the bodies of callbacks: position of a lease in `rows` → answer.
     replies: dict[int, CallReply] | None = None
     #: A nack; otherwise an ack, or an EXTEND.
     nack: bool = False

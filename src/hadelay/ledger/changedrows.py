@@ -61,7 +61,8 @@ def _empty() -> dict[bytes, dict[Key, None]]:
 
 
 class ChangedRows:
-    """Which rows changed. Dicts instead of sets, because their order is the same in every process."""
+    """Keys of the rows that changed since the last checkpoint. They are in dicts instead of sets, because the order of
+    a dict is the same in every process."""
 
     def __init__(self) -> None:
         self._changed = _empty()
@@ -69,7 +70,8 @@ class ChangedRows:
         self._waiting: dict[bytes, dict[Key, None]] = {}
         self._encoded: list[Row] = []
         self._encode: Encode | None = None
-        #: Rows of grants that were made since the last checkpoint: most end before the next one, which skips them.
+        #: Keys of grants made since the last checkpoint. Most of them end before the next checkpoint, which then skips
+        #: them.
         self._new: set[Key] = set()
 
     def note(self, table: bytes, key: Key) -> None:
@@ -122,7 +124,7 @@ class ChangedRows:
         return taken
 
     def clear(self) -> None:
-        """Forget all changes: the ledger is as a checkpoint has it."""
+        """Forget all noted changes: call this when the ledger was just loaded from a checkpoint, and so equals it."""
         self._changed, self._waiting, self._encoded, self._new = _empty(), {}, [], set()
 
     def keys(self, table: bytes) -> list[Key]:

@@ -44,7 +44,7 @@ from hadelay.settings.shardmap import ALONE
 
 VERSION = 1
 _U32, _U64, _GRANT_KEY = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct(">QQ")
-#: Table → how its keys are encoded.
+#: Table → function that encodes a key of the table.
 _KEYS: dict[bytes, Callable[[Any], bytes]] = {
     TOPICS: _U32.pack, JOBS: _U32.pack, HOURS: _U32.pack, AUDIT: _U64.pack, TOKENS: str.encode,
     GRANTS: lambda key: _GRANT_KEY.pack(*key), BATCHST: members.row_key,
@@ -52,7 +52,7 @@ _KEYS: dict[bytes, Callable[[Any], bytes]] = {
 _TOPIC, _JOB, _GRANT, _HOUR = RowFormat(TopicState), RowFormat(BulkJob), RowFormat(OpenGrant), RowFormat(HourState)
 _decode_head, _decode_core, _decode_token = map(decoder, (CoreHead, Core, Token))
 _decode_audit, _decode_state = map(decoder, (AuditEntry, State))
-#: Of a grant's row: whether its request id is remembered, and the grant.
+#: Decodes a grant's row: (whether the grant's request id is remembered, fields of the grant).
 _decode_grant = decoder(tuple[bool, _GRANT.array])  # type: ignore[name-defined]
 
 #: Table → (key in the table, value) of its rows, ascending.
@@ -120,7 +120,7 @@ def _value(ledger: Ledger, table: bytes, key: Key) -> Any:
 
 
 def dump_core(ledger: Ledger) -> bytes:
-    """Encode what does not grow with use."""
+    """Encode the core: the numbers, settings and members of the ledger, whose size does not grow with use."""
     return encode_canonical(
         Core(
             **{name: getattr(ledger, name) for name in PLAIN},
@@ -140,7 +140,8 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
 
 
 def load(ledger: Ledger, core: bytes, rows: Rows) -> None:
-    """Fill a new ledger, whose store, tables and names have the checkpoint's applied index. Errors: see `decode`."""
+    """Fill a new ledger, whose store, tables and names are already as of the checkpoint's applied index. Errors: see
+    `decode`."""
     decode(ledger, core, rows)
     ledger.store.set_clock(ledger.now_hour)
 

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a checkpoint has of the ledger beside its rows: a map, whose keys are never renamed."""
+    """Core of a checkpoint: the state of the ledger that is in no row. It is a map, whose keys are never renamed."""
 
     version: int
     level: int
@@ -60,7 +60,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shards: Shards = ALONE
 
 
-#: Attributes of Core that are those of the ledger.
+#: Names of the fields of Core whose values are the ledger's attributes of the same name.
 PLAIN = tuple(
     name
     for name in Core.__struct_fields__
@@ -109,7 +109,7 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _from_plain(kind: Any, raw: bytes) -> Any:
-    """A bitmap or an array of its bytes."""
+    """Decode a bitmap, or a numpy array, from its bytes."""
     if kind is BitMap:
         return BitMap.deserialize(raw)
     return np.frombuffer(raw, LEASED if kind == Rows else "<u4").copy()

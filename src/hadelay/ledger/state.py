@@ -35,7 +35,8 @@ from hadelay.version import FIRST_LEVEL
 _VARIABLE = re.compile(r"[A-Za-z0-9_-]*[0-9][A-Za-z0-9_-]*")
 #: Reason of failures whose own text got no number, because the limit of reasons is reached.
 OTHER_REASONS = "(other reasons)"
-#: Kind of names → parts of a name that differ from one to the next, and name in histories for all beyond the limit.
+#: Kind of names → (pattern of the parts in which similar names differ, name that histories show for all names beyond
+#: the limit).
 OTHERS = {
     REASON: (_VARIABLE, OTHER_REASONS),
     CONSUMER: (re.compile(r"[A-Za-z0-9]*[0-9][A-Za-z0-9]*"), "(other consumers)"),
@@ -62,8 +63,9 @@ class BatchCounts:
     count: int = 0
     #: Number of batches ever opened, which is the number of the last one.
     opened: int = 0
-    #: Number of BATCH_CANCELs that left unsettled members, and of commands that filed members of cancelled batches anew
-    #: during a search; and how many of both, the first ones, had all their waiting members cancelled.
+    #: `cancels`: number of commands that require a search for waiting members of cancelled batches: a BATCH_CANCEL that
+    #: left unsettled members, or a command that filed such members anew during a search. `searched`: number of these
+    #: commands, from the first on, whose waiting members are all cancelled.
     cancels: int = 0
     searched: int = 0
 
@@ -105,7 +107,7 @@ class Ledger:
         self.shards: Shards = ALONE
         #: Whether MEMBERS is the only command of the entry that is being applied.
         self.changes_members = False
-        #: Name of the token whose request the present command is; "" without one (ledger/limits/shares.py).
+        #: Name of the token that requested the command being applied; "" without a token (ledger/limits/shares.py).
         self.by = ""
         #: Name of a shared table → name of a token → number of rows that requests with such tokens made.
         self.made: dict[str, Counter[str]] = {}
@@ -123,16 +125,17 @@ class Ledger:
         self.unique_count, self.unique_from = 0, b""
         #: Key up to which BATCHES has finished the table `batchend`. Not in checkpoints: b"" is correct, only slower.
         self.batchend_from = b""
-        #: Numbers of callbacks by outcome, since this object was made; not in checkpoints.
+        #: Counts of callbacks by outcome, since this object was made; not in checkpoints.
         self.callbacks: Counter[str] = Counter()
-        #: Numbers of topics and schedules that ended by themselves, since this object was made; not in checkpoints.
+        #: Counts of unused topics that ended (`expires_after`) and of schedules that finished, since this object was
+        #: made; not in checkpoints.
         self.topics_expired = self.schedules_finished = 0
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit, self.schedules, self.batches = Audit(), ScheduleCounts(), BatchCounts()
         #: States of all batches by number: counters that are changed in place, after `changes.note`.
         self.batch_states: dict[int, State] = {}
-        #: Numbers of batches whose last member the command settled that is being applied.
+        #: Numbers of the batches whose last member was settled by the command being applied.
         self.complete: list[int] = []
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
         self.jobs: dict[int, BulkJob] = {}

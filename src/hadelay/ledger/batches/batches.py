@@ -34,7 +34,7 @@ from hadelay.settings.kinds import TOPIC_NAME
 
 BATCH, BATCHEND = b"batch", b"batchend"
 END_KEY = struct.Struct(">QQ")
-#: Limit of batches, with ended ones that are kept.
+#: Limit of batches in the cluster. Ended batches count as long as they are kept.
 MAX_BATCHES = 100_000
 
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def find(ledger: Ledger, key: str) -> Found | None:
-    """The batch with this key, for 7 days after its end, too; None if there is none."""
+    """The batch with this key, open or ended within the last 7 days; None if there is none."""
     number = number_of(ledger, key)
     return None if number is None else found_by(ledger, number)
 
@@ -84,7 +84,8 @@ def apply_open(ledger: Ledger, command: codec.Open) -> Done | Refused:
         return Refused("no_topic", f"there is no topic {topic!r}")
     if wrong := shares.refusal(ledger, shares.BATCHES, ledger.batches.count, MAX_BATCHES):
         return Refused("too_many_batches", wrong)
-    # The callback must find its topic: with the topic made here, no limit can stand in the way at the end.
+    # Create the callback's topic now, if it is missing. At the end of the batch, the limit of topics might refuse it,
+    # and the callback would be lost.
     if topicchanges.topic_or_new(ledger, topic) is None:
         return Refused("too_many_topics", topicchanges.no_room(ledger))
     ledger.batches.count += 1
@@ -99,12 +100,13 @@ def apply_open(ledger: Ledger, command: codec.Open) -> Done | Refused:
 
 
 def apply_seal(ledger: Ledger, command: codec.Seal) -> Done | Refused:
-    """Let no further message join. A batch whose members are all settled ends."""
+    """Seal a batch: no further message can join it. If all members are settled already, the batch ends."""
     return _close(ledger, command.key, SEALED)
 
 
 def apply_cancel(ledger: Ledger, command: codec.Cancel) -> Done | Refused:
-    """Seal a batch. The leader finds the members that wait, and cancels them by BATCH_STEPs."""
+    """Cancel a batch: seal it now. Then the leader searches for the waiting members, and cancels them by BATCH_STEP
+    commands."""
     return _close(ledger, command.key, SEALED | CANCELLED)
 
 

@@ -1,5 +1,6 @@
-"""Ends batches: with the last member, and then publishes the callback in the same log entry, or with the lifetime.
-Also cancels the waiting members of cancelled batches, as the leader finds them."""
+"""Ends batches. When the last member is settled, the batch ends, and its callback is published in the same log entry.
+When its lifetime is over, the batch ends without a callback. Also cancels waiting members of cancelled batches, which
+the leader finds."""
 
 from typing import Any
 
@@ -23,7 +24,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics.topicchanges import topic_or_new
 from hadelay.model import DEAD_HOURS, Draft, Event
 
-#: Limit of batches that one BATCHES ends or forgets.
+#: Limit of batches that one BATCHES command ends or forgets.
 MAX_ENDED = 20
 
 
@@ -38,12 +39,14 @@ def end_complete(ledger: Ledger) -> None:
 
 
 def _end(ledger: Ledger, found: Found, flags: int) -> None:
-    """End a batch with these further flags. Without EXPIRED, all members are settled, and the callback is due."""
+    """End a batch, and add these flags to its state. Without EXPIRED among the flags, all members are settled: the
+    callback is published if the batch has one for this end."""
     number, stored, before = found
     state = replace(
         before, flags=before.flags | ENDED | flags, ended_ms=ledger.now_ms, until_ms=ledger.now_ms + KEPT_MS
     )
-    # The row of the lifetime stays until its time: BATCHES reads rows in order, and deleted ones would cost reads.
+    # Keep the row for the end of the lifetime until that time: BATCHES reads the rows in order of time, and would have
+    # to pass over deleted rows.
     ledger.tables.put(BATCHEND, END_KEY.pack(state.until_ms, number), b"")
     if not flags & EXPIRED and state.calls_back(stored.spec.on):
         callback = _call_back(ledger, Found(number, stored, state))
@@ -64,7 +67,7 @@ def _call_back(ledger: Ledger, found: Found) -> int:
     delay_ms = min(spec.delay_ms, ledger.settings.max_delay_ms)
     ttl_ms = min(spec.ttl_ms, ledger.settings.max_delay_ms)
     draft = Draft(spec.topic, delay_ms, True, spec.tag_mask, ttl_ms, packed, body)
-    topic = topic_or_new(ledger, spec.topic)  # it may have been deleted since the batch was opened
+    topic = topic_or_new(ledger, spec.topic)  # the topic may have been deleted since the batch was opened
     codes = RowCode.NO_TOPIC
     if topic is not None:
         result = apply_publish(ledger, decode_body(encode_publish("", [draft])), bounded=False)
@@ -99,8 +102,8 @@ def maintain(ledger: Ledger, command: Maintain) -> JobResult:
 
 
 def apply_step(ledger: Ledger, command: Step) -> JobResult:
-    """Cancel members of cancelled batches, as the leader found them. Of these messages, those that are settled by now,
-    are leased, or are members of other batches stay as they are."""
+    """Cancel members of cancelled batches that the leader found. Messages that are settled or leased by now, or are
+    members of other batches, stay as they are."""
     counts = ledger.batches
     counts.searched = max(counts.searched, min(command.searched, counts.cancels))
     return JobResult(counts.searched == counts.cancels, _cancel(ledger, list(dict.fromkeys(command.ids))))

@@ -33,7 +33,8 @@ NUMBER = struct.Struct(">Q")
 BLOCK_KEY = struct.Struct(">II")
 #: Number of neighbouring entries whose members share a row of `batchof`.
 BLOCK = 256
-#: Consecutive entries of members of one batch: positions of the first and the last one in the row's BLOCK entries.
+#: Layout of a run: consecutive entries whose messages are members of one batch. `first`, `last`: positions of its ends
+#: among the row's BLOCK entries. `number`: the batch.
 RUN = np.dtype([("first", "u1"), ("last", "u1"), ("number", "<u8")])
 _RUN = struct.Struct("<BBQ")
 #: Layout of a key in `batchfail`: number of the batch, number of the failure in the batch from 0 on.
@@ -41,7 +42,7 @@ FAILURE_KEY = struct.Struct(">QI")
 _FAILURE = struct.Struct("<QqB")
 _ALL_BITS = (1 << 64) - 1
 _OUTCOMES = {Event.ACKED: "acked", Event.DEAD: "dead", Event.TTL_EXPIRED: "expired", Event.CANCELLED: "cancelled"}
-#: Number of a batch per entry; 0: the entry is no member's.
+#: Batch numbers, one per entry; 0: the message is a member of no batch.
 Numbers = NDArray[np.uint64]
 
 
@@ -91,8 +92,8 @@ def to_join(ledger: Ledger, key: str) -> int | RowCode:
 
 
 def join(ledger: Ledger, hours: int | I64, entries: Rows, numbers: list[int]) -> None:
-    """Make entries that were just filed (INDEX rows) in these hours members of the batches with these numbers; 0: of
-    none."""
+    """Note that the messages of entries just filed (INDEX rows, in these hours) are members of the batches with these
+    numbers; number 0: of no batch."""
     _mark(ledger, hours, entries, np.array(numbers, np.uint64))
     for number, count in Counter(numbers).items():
         if number:
@@ -101,8 +102,8 @@ def join(ledger: Ledger, hours: int | I64, entries: Rows, numbers: list[int]) ->
 
 
 def follow(ledger: Ledger, hour: int, rows: Rows, hours: I64, new: Rows, *, leased: bool) -> None:
-    """Make entries that were just filed anew (INDEX rows) in these hours members if the entries that they replace, rows
-    of one hour, are. leased: the messages come back from leases."""
+    """Note that messages filed anew stay members of their batches. new, hours: the new entries (INDEX rows) and their
+    hours; rows, hour: the entries that they replace. leased: the messages come back from leases."""
     numbers = numbers_of(ledger, hour, rows["index"])
     if not numbers.any():
         return
@@ -140,7 +141,8 @@ def _mark(ledger: Ledger, hours: int | I64, entries: Rows, numbers: Numbers) -> 
 
 
 def _runs(hours: int | I64, indexes: U32, numbers: Numbers) -> Iterator[tuple[int, int, int, int]]:
-    """Split entries into runs, each of one batch, in one row of `batchof`: (hour, first index, last index, number)."""
+    """Split entries into runs: (hour, first index, last index, number of the batch). A run is of one batch, and within
+    one row of `batchof`."""
     ends = (indexes[1:] != indexes[:-1] + np.uint32(1)) | (indexes[1:] % BLOCK == 0) | (numbers[1:] != numbers[:-1])
     if not isinstance(hours, int):
         ends |= hours[1:] != hours[:-1]

@@ -24,11 +24,11 @@ from hadelay.ledger.state import Ledger
 class Wait(NamedTuple):
     """What blocked messages of a group wait for."""
 
-    #: Unix ms since when a message of the group waits behind another one although it is due; perhaps in the future.
+    #: Time, in Unix ms, from which on the first blocked message is due but waits; in the future if it is not due yet.
     since_ms: int
     #: Text about a violation of Rule G, which is a bug; "" without one.
     fault: str
-    #: Number of blocked messages, and the first message that they wait for; None: the group is at fault.
+    #: Number of blocked messages; and the first message that they wait for, None if the group violates Rule G.
     blocked: int = 0
     head: Head | None = None
 

@@ -65,7 +65,8 @@ class HourState:
 
     #: Settled entries, whatever ended them.
     settled: BitMap = field(default_factory=BitMap)
-    #: Entries ended by a late ack, when they were not leased: tells a repetition of such an ack from a lost lease.
+    #: Entries that a late ack ended, that is, while they were not leased. A repetition of such an ack is answered with
+    #: "already acked" instead of "lease lost".
     late: BitMap = field(default_factory=BitMap)
     #: Settled entries that did not end with an ack, by what ended them: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
     others: dict[Event, BitMap] = field(default_factory=dict)
@@ -81,7 +82,8 @@ class HourState:
     retire_at: int = 0
     #: Number of entries whose message has a client key.
     keyed: int = 0
-    #: When the last message of this hour ended, and topics of ended messages: decide when the hour is deleted.
+    #: Time in Unix ms at which the last message of this hour ended; and numbers of the topics of ended messages. The
+    #: hour is kept for the longest retention of these topics.
     settled_at_ms: int = 0
     topics: BitMap = field(default_factory=BitMap)
     #: Entries that wait behind their message group (ledger/groups/messagegroups.py).

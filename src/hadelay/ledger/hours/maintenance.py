@@ -36,7 +36,8 @@ MAX_KEYS, MAX_SHARED_KEYS = 512, 128
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
 #: Limit of entries that one maintenance command looks at, which takes two to three milliseconds.
 MAX_SLICE = 16_384
-#: Limit of cancelled entries that one maintenance command ends in topics with message groups: some table rows each.
+#: Limit of cancelled entries that one maintenance command ends in topics with message groups. Each of them changes some
+#: table rows.
 MAX_GROUPED = 512
 
 
@@ -101,8 +102,9 @@ def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     some = some[: fitting(some["size"], ROLL_FORWARD_BYTES)]
     if len(some):
         flags = some["flags"].copy()
-        # Mark messages in a range of suspects one by one: the range is forgotten once its seconds have no open
-        # messages, and these messages leave their seconds.
+        # Set the flag of each message whose due time is in a range of suspects: a leader may have handed the message
+        # out without a record. The range itself is forgotten once its seconds have no open messages, and these messages
+        # leave their seconds.
         flags[suspects.within(ledger.suspects, some["deliver_at_ms"])] |= FLAG_WAS_DUE
         move(ledger, Leaving(hour, some), deliver_at_ms=some["deliver_at_ms"], flags=flags, again=False)
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end

@@ -43,13 +43,14 @@ def begin(ledger: Ledger, hours: I64, rows: Rows) -> None:
 
 
 def end(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """Leave out entries of an hour that no longer wait: INDEX rows that ended, or LEASED rows."""
+    """Stop to count entries of an hour as retrying, because they no longer wait: they ended (INDEX rows), or are leased
+    now (LEASED rows)."""
     hour_state = ledger.hour_state(hour)
     if not hour_state.retrying:
         return
     rows = rows[is_in(rows["index"], hour_state.retrying)]
     hour_state.retrying -= bitmap(rows["index"])
     if "generation" in (rows.dtype.names or ()):
-        rows = rows[ledger.topics.alive(rows)]  # the end of a topic has set its count to 0
+        rows = rows[ledger.topics.alive(rows)]  # leave out deleted topics: their counts are 0 already
     for number, count in by_topic(rows["topic"]) if len(rows) else ():
         ledger.topics[number].retrying -= count

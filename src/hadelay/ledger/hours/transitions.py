@@ -203,11 +203,11 @@ def move(
 ) -> None:  # fmt: skip
     """File messages (INDEX rows) anew, under the second of their new due time, or of now if that is later.
 
-    `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
-    the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
-    itself. again: something happened to the message, so purges from before that do not mean the new entry. excuse: so
-    many of `attempts` do not count; of no message more than MAX_EXCUSED. generations: of the new entries, with `again`;
-    None: the latest of their topics.
+    Within the hour the new entry points at the same record; into another hour the record is copied, so that an hour is
+    complete by itself. attempts: number added to each message's attempt number. flags: set for the new entries, beside
+    the flags that stay with a message. again: the new entries get new generations, so that earlier purges do not cover
+    them, and a new position in their message group. excuse: number of `attempts` that do not count as attempts, at most
+    MAX_EXCUSED per message. generations: of the new entries, if `again`; None: the latest generations of their topics.
     """
     rows = leaving.rows
     new = rows.copy()

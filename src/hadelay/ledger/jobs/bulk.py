@@ -255,7 +255,8 @@ def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
 
 
 def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
-    """Cancel, transfer, delete, redrive or reschedule messages; returns how many. Others are `refused` (BulkJob)."""
+    """Cancel, transfer, delete, redrive or reschedule messages; returns the number of changed messages. The other
+    messages count as `refused` (see BulkJob)."""
     rows = leaving.rows
     if job.spec.action == "cancel":
         settle(ledger, leaving, Event.CANCELLED)

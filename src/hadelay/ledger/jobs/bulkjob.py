@@ -44,10 +44,10 @@ class BulkJob(Watched):
     #: Time at which the job ended; 0 while it runs.
     ended_ms: int = 0
     stopped: bool = False
-    #: Numbers of messages that the job reached: changed; leased; ended since the job began; rescheduled or retried
-    #: since then; and not changed because that is forbidden (due beyond max_delay, or another message has the client
-    #: key by now). Of a fill: copied; –; cancelled or expired before; –; and no copy, because the subscription is full
-    #: and drops (on_full), or an hour is full.
+    #: Counts of the messages that the job reached. done: changed. leased: left alone because leased. settled: ended
+    #: since the job began. moved: rescheduled or retried since the job began. refused: the change is forbidden (due
+    #: beyond max_delay, or another message has the client key by now). Of a fill, done: copied. settled: cancelled or
+    #: expired before. refused: no copy, because the subscription is full and drops (on_full), or an hour is full.
     done: int = 0
     leased: int = 0
     settled: int = 0

@@ -159,7 +159,8 @@ class JobScan:
         if spec.tags:
             fits &= has_all(rows["tag_mask"], self._mask)
         if spec.key_prefix:
-            # A dead letter routed here from another topic has its client key in the record only.
+            # Keep routed letters, too: a dead letter routed here from another topic has its client key in the record
+            # only.
             fits &= rows["flags"] & np.uint16(FLAG_KEYED | FLAG_ROUTED) != 0
         if spec.from_ms is not None:
             fits &= due >= spec.from_ms

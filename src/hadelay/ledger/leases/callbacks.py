@@ -91,7 +91,8 @@ def read_bytes(ledger: Ledger, leased: Rows) -> I64:
 
 
 def within_bytes(ledger: Ledger, found: Iterable[NamedLeases], outcomes: NDArray[np.uint8]) -> Iterator[NamedLeases]:
-    """Leave leases beyond MOVE_BYTES of records that callbacks read to the next command: their outcome is AGAIN.
+    """Limit the records that callbacks read in one command to MOVE_BYTES. Yields the leases within this limit; the
+    others get the outcome AGAIN, and are left to the next command.
 
     outcomes: per row of the command, in: DONE for open leases."""
     left = MOVE_BYTES
@@ -118,8 +119,9 @@ _NO_REPLY = CallReply(0, "", b"", False)
 def _asked(
     ledger: Ledger, topic: TopicState, hour: int, row: np.void, event: Literal["success", "failure"]
 ) -> tuple[str, CallbackMeta]:
-    """(topic of the callback that is asked for, "" for none; meta of the message). A message that was leased when its
-    topic was deleted asks for none: the settings are those of the topic's next life."""
+    """(topic of the callback that the message or its topic asks for, "" for none; meta of the message). A message that
+    was leased when its topic was deleted gets no callback: the present settings are those of a new topic with the same
+    name."""
     if int(row["generation"]) < topic.born:
         return "", CallbackMeta()
     target = topic.settings.on_success if event == "success" else topic.settings.on_failure
@@ -134,7 +136,7 @@ def _asked(
 
 
 def _results(results: dict[int, AckResult]) -> dict[int, CallReply]:
-    """Results of handlers as if they were answers of webhooks, by lease: they become the bodies of callbacks."""
+    """Results of handlers in the form of webhooks' answers, as bodies of callbacks: position of a lease → answer."""
     return {
         lease: CallReply(0, "application/json", result.json[:MAX_REPLY], len(result.json) > MAX_REPLY)
         for lease, result in results.items()
@@ -173,7 +175,8 @@ def _failure(ledger: Ledger, topic: TopicState, row: np.void, meta: CallbackMeta
 
 
 def instant(ms: int) -> str | None:
-    """RFC 3339 text of a time; None for a time that has none: publishers write the meta."""
+    """RFC 3339 text of a time in Unix ms. None for a time out of range: the time is from meta, which publishers
+    write."""
     if not 0 <= ms < _MAX_MS:
         return None
     return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -185,7 +188,8 @@ def _meta(event: str, traceparent: str | None) -> bytes:
 
 
 def _file(ledger: Ledger, node: str, callbacks: list[_Callback]) -> None:
-    """Publish callbacks, and count those that were filed, were filed beyond a quota, or were lost."""
+    """Publish callbacks, and count them: all filed ones, those of them beyond a quota, and those lost because their
+    topic could not be created."""
     drafts, rooms = [], dict[str, Room]()
     for topic, event, document, traceparent in callbacks:
         found = topic_or_new(ledger, topic)

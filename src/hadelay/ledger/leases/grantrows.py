@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import Mask, Rows
 from hadelay.ledger.changedrows import HasRow
 
-#: Row of a OpenGrant, one per message. `event`: number of its `leased` event in the dispatch log; `batch`: number of
+#: Row of an OpenGrant, one per message. `event`: number of its `leased` event in the dispatch log; `batch`: number of
 #: the batch that it is a member of, 0 without one; `open`: 1 if leased.
 LEASED = np.dtype(
     [
@@ -85,7 +85,8 @@ class OpenGrant(HasRow):
         return at, is_open
 
     def extend(self, positions: NDArray[np.intp], until_ms: int, progress: str) -> None:
-        """Let these leases end at until_ms. progress: what their handler reported, or empty."""
+        """Extend these leases: they end at until_ms. progress: text that their handler reported; "" keeps the earlier
+        text."""
         self.before_change()
         self.rows["until_ms"][positions] = until_ms
         if progress:

@@ -32,8 +32,8 @@ def late_acks(
 def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
     """Ack a lease that is not open any more. The ack counts until the message is leased again.
 
-    Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
-    and fell before the grant was replicated (interval mode), so that the message was never leased here.
+    Such an ack counts in two cases: the lease ran out and the message waits again; or an earlier leader handed the
+    message out and failed before the grant was replicated (interval mode), so that apply knows no lease of it.
     """
     hour, index = int(lease["hour"]), int(lease["index"])
     if hour >= DEAD_HOURS or index >= ledger.store.count(hour):

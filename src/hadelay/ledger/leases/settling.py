@@ -44,7 +44,7 @@ Backoff = tuple[int, ...] | Exponential
 _MAX_STEPS = 65_534
 #: Number of equal parts of a retry's wait: the jitter of a backoff is computed in these parts, with integers only.
 _PARTS = 1 << 20
-#: Number of bytes that returning one message counts as, against MOVE_BYTES, besides the size of its record.
+#: Cost of returning one message, in bytes of MOVE_BYTES; the size of the message's record is added.
 _MOVE_COST = 2_048
 
 

@@ -1,8 +1,8 @@
 """Token buckets, whose callers pass the time, and the limits of one topic on hand-outs.
 
 A bucket is one number, the time up to which its tokens are spent (GCRA): a token appears every `interval_ns`, at most
-`depth` of them wait. Whole nanoseconds, so that apply may use it: the same on every node. Intervals are rounded up: a
-rate is never exceeded, but by the depth, once.
+`depth` of them wait. Times are whole nanoseconds, so that every node computes the same, and apply may use a bucket.
+Intervals are rounded up, so a rate is exceeded at most once, by the depth.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Room:
         self.bytes = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
 
     def refusal(self, size: int, replaced: Collection[int]) -> RowCode:
-        """Why the room does not suffice for a message of this size; OK if it does. replaced: numbers of the topics in
-        whose queues the message replaces another one, which makes room there."""
+        """Reason to refuse a message of this size for lack of room; OK if there is room. replaced: numbers of the
+        topics in whose queues the message replaces another one, which makes room there."""
         if self.messages <= 0 and self.number not in replaced:
             return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_MESSAGES
         if size > self.bytes:
@@ -48,7 +48,7 @@ class Room:
 
 
 class _Row(NamedTuple):
-    """A row of a PUBLISH, as quotas see it."""
+    """A row of a PUBLISH, with all that quotas depend on."""
 
     #: Number of the row in the command.
     at: int
@@ -67,7 +67,8 @@ def refuse_beyond_quotas(
     full subscriptions with on_full "drop". limited: whether publish_rate applies.
 
     Rows that replace another message need no room among the messages of its queues. Once a row with a client key was
-    refused, the topic's later rows with keys are too: they may build on it.
+    refused, the topic's later rows with keys are refused as well: one of them may replace or repeat the refused
+    message.
     """
     command, take = batch.command, batch.take
     copies: dict[str, list[tuple[TopicState, Mask]]] = {}
@@ -105,7 +106,8 @@ def _is_bounded(topic: TopicState) -> bool:
 
 
 def _judge(ledger: Ledger, own: Room, rows: list[_Row], fan: FanOut | None, limited: bool) -> list[RowCode]:
-    """Verdicts on rows of one topic, whose queue has the room `own`. Drops copies of accepted rows in `fan`."""
+    """Judge rows of one topic in order; returns a RowCode per row. own: room of the topic's queue. Removes the copies
+    for full subscriptions from `fan`, for accepted rows."""
     topic = ledger.topics[own.number]
     verdicts, key_refused = [], RowCode.OK
     rate = topic.settings.publish_rate if limited else None

@@ -55,7 +55,7 @@ def _cancel(ledger: Ledger, node: int, message_id: int | None) -> CancelOutcome:
 
 
 class _Joint:
-    """Outcomes of a command, of each named message together with its copies for subscriptions."""
+    """Outcomes of a command: one per named message, which covers the message and its copies for subscriptions."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -127,7 +127,8 @@ class _Reschedule:
         self._expected = (command.expected_ms, -1 if command.relative else command.when_ms)
         #: Number of bytes of records that may still be moved.
         self.room = MAX_MOVED_BYTES
-        #: Of the present target: due time of the first message that was changed, and whether a group blocks one.
+        #: State of the named message being changed: due time of the first of its messages (itself or a copy) that
+        #: changed; and whether a group blocks one of them.
         self.deliver_at_ms, self.blocked = 0, False
 
     def make(self, message_id: int | None) -> TargetOutcome:

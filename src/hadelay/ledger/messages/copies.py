@@ -98,8 +98,8 @@ def published_id(ledger: Ledger, message_id: int) -> int | None:
 
 def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
     """(id, present entry) of the message and of its copies. Copies whose subscription was deleted or purged are left
-    out, and so are copies that died and were routed to another topic. Without an own queue, the first copy has the id
-    of the message."""
+    out, and so are copies that died and were routed to another topic. If the topic has no queue of its own (own_queue
+    false), the first copy has the id of the message."""
     found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
     return [
         (one, place)

@@ -58,8 +58,8 @@ def _meant_by(ledger: Ledger, job: BulkJob, rows: Rows) -> Mask:
 
 def holds(ledger: Ledger, hour: int) -> bool:
     """Whether a running fill still needs the hour: for acked messages that it may have to copy, for entries that their
-    messages have left, or for copies. The tables forget a copy with its hour, and the fill may meet its message again
-    after a CARRY."""
+    messages have left, or for copies. If the hour of a copy were deleted, the tables would forget the copy, and the
+    fill would copy the message again when it meets the message after a CARRY."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None:
         return False
@@ -185,7 +185,8 @@ def _file(ledger: Ledger, job: BulkJob, to: TopicState, rows: Rows, metas: list[
 
 
 def _remember(ledger: Ledger, to: TopicState, published: list[int], hours: list[int], new: Rows) -> None:
-    """Note copies that were filed, in the tables and for the end of their hours."""
+    """Note filed copies in the tables, and in HourState.filled, by which `forget_some` finds them when their hour is
+    deleted."""
     every = ledger.topics.all
     for message_id, hour, copy, index in zip(
         published, hours, new["first_id"].tolist(), new["index"].tolist(), strict=True

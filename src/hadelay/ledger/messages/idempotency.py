@@ -66,8 +66,8 @@ def _room(ledger: Ledger) -> int:
 
 
 def _share(ledger: Ledger) -> int:
-    """Number of new keys that the present request may store. As long as no other token has keys, nobody is hurt if the
-    table's older half is forgotten early."""
+    """Number of new keys that the present request may store. There is no limit while all keys in the tables are of
+    tokens with this token's name: a full table then forgets only keys of these tokens early."""
     mine = shares.made_by(ledger, shares.KEYS) + shares.made_by(ledger, shares.KEYS_BEFORE)
     if not shares.is_bounded(ledger) or mine == ledger.key_count + ledger.key_count_before:
         return PLENTY

@@ -241,7 +241,7 @@ def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None
     published = first_id
     if topic.partition(SEPARATOR)[0] in ledger.topics.subscriptions:
         published = published_id(ledger, first_id) or 0
-        # If the published message is in the same hour, the key is decided there.
+        # If the published message is in the same hour, the call for that message decides about the key.
         if hour is not None and published != first_id and find_entries(ledger, [published])[0][0] == hour:
             return
         if (hour is not None or published != first_id) and _has_others(ledger, published, first_id, hour):

@@ -3,12 +3,13 @@
     ttlof  first id → {expire_ms i64, ttl_ms i64}             while the message is not known to be over
     ttl    {time u64, first id u64} big-endian → nothing      in the order in which they have to be looked at
 
-Expiry is the due time that the message's owner chose, plus the TTL: a retry does not prolong it. A running lease wins;
-when it ends after the expiry, the message expires instead of waiting. Apply never grants what has expired, whether or
-not TTL_EXPIRE came by: that only writes it down, in slices, so that the hours of a topic nobody polls drain.
+A message expires at the due time that its publisher chose, plus the TTL; a retry does not prolong this. A leased
+message does not expire; if its lease ends later than that, the message expires instead of waiting. Apply never grants
+an expired message, even if TTL_EXPIRE has not recorded the expiry yet. That command records expiries in slices, so that
+the hours of a topic that nobody polls can be deleted, too.
 
-An ack does not touch these tables (it has no time for it): rows of what is over are found and dropped when their time
-comes. So INDEX.flags says TTL ⇔ `ttlof` knows the message, as long as it is open or dead.
+An ack leaves the rows of its message in these tables, to save time; TTL_EXPIRE drops them when their time comes. As
+long as a message is open or dead, FLAG_TTL is set in its INDEX.flags exactly if `ttlof` has a row of it.
 """
 
 import struct

@@ -171,7 +171,8 @@ def _run(ledger: Ledger, command: Run) -> PublishResult | Refused:
         return Refused("schedule_changed", f"schedule {command.name!r} has version {before.version} by now: {_ANEW}")
     times = [(at_ms or ledger.now_ms, due_ms or ledger.now_ms) for at_ms, due_ms in command.times]
     triggers = not command.times[0][0]
-    # First forget the keys that the publish would forget: a forgotten key makes another message.
+    # Forget old Idempotency-Keys before the look-up, as the publish does. A key that only the publish forgot would
+    # count as a repetition here, skip the overlap check, and still make another message.
     idempotency.turn(ledger)
     repeated = command.key is not None and idempotency.is_known_hash(ledger, command.key[0])
     if triggers and not repeated and not _without_overlap(ledger, found, 1):

@@ -1,5 +1,5 @@
-"""Publishes the messages of schedules: copies of the schedules' templates, each with its occurrence. Cancels and
-replaces those that are not due yet."""
+"""Publishes the messages of schedules: each is a copy of a schedule's template, with the time of its occurrence. Also
+cancels or replaces messages of schedules that are not due yet."""
 
 from collections.abc import Iterable
 

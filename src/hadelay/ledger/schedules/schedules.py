@@ -208,8 +208,9 @@ def _from_now(ledger: Ledger, found: Found, flags: int) -> State:
     """New state of a schedule that restarts now: its messages whose occurrences are ahead are cancelled, and
     occurrences before now are skipped. Occurrences whose messages users delivered early are not published again.
 
-    An occurrence whose time has come is never dropped silently: its message stays, though the jitter puts it ahead; a
-    pause cancels the message, and counts it as missed, as it counts the occurrences that were not made in time."""
+    An occurrence whose time has come is never dropped silently. Its message stays, even if the jitter makes the message
+    due later. Only a pause cancels the message, and counts the occurrence as missed, like occurrences not made in
+    time."""
     before, now_ms = found.state, ledger.now_ms
     stays_ms = -1 if flags & PAUSED else now_ms
     kept, cancelled = occurrences.cancel_filed(ledger, before, stays_ms)
@@ -229,8 +230,8 @@ def _from_now(ledger: Ledger, found: Found, flags: int) -> State:
 
 
 def _overdue(found: Found, now_ms: int) -> int:
-    """Number of occurrences up to now_ms that are not made yet; of a cron pattern, which apply cannot compute, 1 for
-    any number."""
+    """Number of occurrences up to now_ms that are not made yet. For a cron pattern, which apply cannot compute, 1
+    stands for any number above 0."""
     spec, state = found.stored.spec, found.state
     if state.flags or not 0 < state.next <= now_ms:
         return 0

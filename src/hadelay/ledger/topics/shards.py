@@ -73,7 +73,7 @@ def _problem_here(ledger: Ledger, new: ShardMap) -> str:
         return ""
     if missing := sorted(known.shards.keys() - new.shards.keys()):
         return f"shards: shard {missing[0]} is missing; a shard stays in the map"
-    # Of a shard that was restored, the map before has a former number.
+    # `before` is None for a shard that was restored: it has a new group number, and the known map has its former one.
     before = known.issuer(ledger.group)
     if before is not None and before != index:
         return f"shards: this cluster is shard {before}, and cannot become shard {index}"

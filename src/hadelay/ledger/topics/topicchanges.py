@@ -61,8 +61,9 @@ def no_room(ledger: Ledger, count: int = 1) -> str:
 
 
 def name_topics(ledger: Ledger, names: Iterable[str | None]) -> str:
-    """Create the topics that a request names, besides its own, if shares hold for the request: else the names would be
-    used up later, by callbacks and dead letters that nobody asks for. Returns why that is refused; "" if it is not."""
+    """If shares limit the present request, create the further topics that it names, as targets of callbacks and dead
+    letters, so that they count for its token. If they were created later, they would count for no token. Returns the
+    reason of a refusal; "" if there is none."""
     if not shares.is_bounded(ledger):
         return ""
     new = [name for name in dict.fromkeys(names) if name and SEPARATOR not in name and ledger.known_topic(name) is None]

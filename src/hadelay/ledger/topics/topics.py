@@ -118,7 +118,7 @@ class TopicState(Watched):
     dropped: int = 0
     #: First generation since the topic's last deletion. A message that was leased before it has no callbacks.
     born: int = 0
-    #: Whether a message of `open` may be a member of a batch.
+    #: Whether one of the open messages may be a member of a batch.
     batched: bool = False
     #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=_NO_EVENTS.copy)
@@ -167,8 +167,9 @@ class TopicBook:
         self.with_work: set[int] = set()
         #: Numbers of topics that may expire.
         self.expiring: set[int] = set()
-        #: For loops that would look at all topics, numbers of topics: whose messages may have callbacks; that send dead
-        #: letters or callbacks to another topic; with a webhook; with a `group_concurrency`; and with deaths ever.
+        #: Numbers of topics, so that loops need not look at all topics: topics whose messages may have callbacks; that
+        #: send dead letters or callbacks to another topic; that have a webhook; that have a `group_concurrency`; and in
+        #: which a message ever died.
         self.calls_back: set[int] = set()
         self.routing: set[int] = set()
         self.webhooks: set[int] = set()
