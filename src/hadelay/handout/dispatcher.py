@@ -47,7 +47,7 @@ OFFERED = 1 << 16
 class TakeOver(NamedTuple):
     """Record of how a new leader resumed hand-outs."""
 
-    #: Replicated dispatch cursor at which it resumed: hour, second of the hour, localIndex.
+    #: Replicated dispatch cursor at which the new leader resumed: hour, second of the hour, localIndex.
     hour: int
     second: int
     local: int
@@ -125,8 +125,8 @@ class Dispatcher(LedgerListener):
         """The dispatch cursor: (hour, latest second of the hour with messages made ready, localIndex).
 
         The localIndex is the number of the second's entries, less those that are still to become ready: so it counts
-        the entries that are settled, leased, blocked or ready, whichever leader made them ready. The replicated cursor
-        stands as long as this leader does not know the second."""
+        the entries that are settled, leased, blocked or ready, whichever leader made them ready. As long as this leader
+        does not know the number, the result is the replicated cursor."""
         at = max(self._preload.reached, self.scans.reached)
         hour, second = divmod(at, SECONDS_PER_HOUR)
         left = self._preload.to_come(at)
@@ -136,8 +136,9 @@ class Dispatcher(LedgerListener):
 
     def recount(self) -> int | None:
         """The localIndex of the cursor, counted anew: entries of its second that are settled, leased, blocked or due.
-        None as long as the second is not known in whole, has more than SLICE entries, or has entries that an unfinished
-        partial purge cancelled: they still come, unless they were loaded after the purge."""
+        None if they cannot be counted now: the second is not loaded or scanned completely, has more than SLICE entries,
+        or has entries that an unfinished partial purge cancelled. Such entries count as still to come only if they were
+        loaded before the purge."""
         at = max(self._preload.reached, self.scans.reached)
         hour, second = divmod(at, SECONDS_PER_HOUR)
         unknown = self._preload.to_come(at) is None or self._preload.spilled(at) or self.scans.misses(at)

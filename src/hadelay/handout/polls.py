@@ -80,7 +80,7 @@ class Askers:
         #: (consumer, topics) → cluster time of the last receive, and node that relayed it; the oldest first.
         self._asked: OrderedDict[tuple[str, tuple[str, ...]], tuple[int, str]] = OrderedDict()
         self._names = 0
-        #: Latest receive that was forgotten, cluster time in Unix ms; 0: none was.
+        #: Cluster time, in Unix ms, of the latest receive that was forgotten; 0 if none was forgotten.
         self.forgotten_ms = 0
 
     def note(self, poll: Poll, now_ms: int) -> None:

@@ -41,7 +41,7 @@ class Preload:
         self._windows, self._turns = windows, windows.turns
         self._owed, self._store = windows.owed, windows.owed.store
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
-        #: The earliest second that was not yet loaded at the last `advance`, NEVER_MS if there was none.
+        #: The earliest second with entries that was not loaded at the last `advance`; NEVER_MS if there was none.
         self.first_second = 0
         #: Latest second with messages made ready, by this leader or an earlier one.
         self.reached = 0

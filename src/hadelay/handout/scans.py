@@ -63,7 +63,7 @@ class Scans:
         self.jobs: deque[Iterator[int]] = deque()
         #: Seconds that fell due under earlier leaders: before the dispatch cursor, and from the cursor on.
         self._backlog, self._missed = _Past(0, 0), _Past(0, 0)
-        #: Number of messages that a new leader found in seconds before its take-over.
+        #: Number of owed messages that this leader's scans found and that fell due in a second before its take-over.
         self.found = 0
         #: Due time (ms) of the first message owed from the dispatch cursor on; latest second of such messages.
         self.first_ms, self.reached = NEVER_MS, 0
@@ -207,7 +207,8 @@ class Scans:
             window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
-        """First second from `second` on that has begun and has unsettled entries, except those left to the catch-up."""
+        """First second from `second` on that has begun and has unsettled entries; None without one. Leaves out the
+        seconds that the first scan of a new leader (`_backlog` and `_missed`) has yet to reach."""
         found = self._owed.next_second(second, self._turns.now_ms)
         for past in (self._backlog, self._missed):
             if found is not None and found in past:

@@ -86,14 +86,15 @@ class Second:
         return indexes, topics
 
     def drop(self, indexes: NDArray[np.uint32]) -> bool:
-        """Never return these rows from `take`. False if none of them is still to become ready."""
+        """Let `take` never return these rows. Returns False if none of them is still to become ready."""
         gone = self.coming & bitmap(indexes)
         self.coming -= gone
         self._dropped |= gone
         return bool(gone)
 
     def restore(self, index: int) -> bool:
-        """Return a dropped row from `take` again. False if it was not dropped, or its time has passed."""
+        """Let `take` return a dropped row after all. Returns False if the row was not dropped, or its time has
+        passed."""
         if index not in self._dropped:
             return False
         self._dropped.discard(index)

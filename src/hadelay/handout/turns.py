@@ -13,7 +13,8 @@ from hadelay.ledger.limits.flow import UNLIMITED, Allowance
 from hadelay.ledger.topics.topics import TopicBook
 from hadelay.model import NEVER_MS
 
-#: Bytes that a topic may hand out per turn, and bytes that a message counts besides its size.
+#: Number of bytes that a topic may hand out per turn; and number of bytes that each message counts in addition to its
+#: size.
 _QUANTUM = 64 * 1024
 _MESSAGE_COST = 256
 

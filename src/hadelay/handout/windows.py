@@ -180,8 +180,8 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Those of the entries that are in no undecided offer, each once. If an offer fails, the window gets the
-        offer's entries back."""
+        """The entries that are in no undecided offer, without repetitions. The window gets the other entries back if
+        their offers fail."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:

@@ -1,7 +1,7 @@
 """Cancelled batches on the leader: finds their waiting members, and proposes step by step to cancel them.
 
-Apply does not search: the table has the members of all batches, settled ones too. Nothing is kept but two counts in the
-ledger: the next leader begins the search anew.
+Apply does not search, because the table `batchof` is too large: it has the members of all batches, settled ones too.
+The ledger keeps only two counts of the search (BatchCounts), so the next leader begins the search anew.
 """
 
 from collections.abc import Generator
@@ -17,20 +17,21 @@ Rows = list[tuple[bytes, bytes]]
 
 #: Pauses after a step, and after a step that failed, in seconds: leave the log to commands whose clients wait.
 _PAUSE_S, _RETRY_S = 0.02, 0.5
-#: Number of rows of the table that are read at once: each has the members among 256 entries.
+#: Number of rows of table `batchof` that are read at once. Each row has the members among 256 entries.
 _ROWS = 8
 
 
 class BatchCancels:
-    """One object per term. One search serves all batches that were cancelled before it began."""
+    """Searches for waiting members of cancelled batches. One object per term; one search serves all batches that were
+    cancelled before it began."""
 
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._idle = True
         #: Number of BATCH_CANCELs that were applied before the search began, whose batches take no further member.
         self._cancels = 0
-        #: Key at which the search goes on, None at the end; ids that it found and that no step names yet; and the read
-        #: under way, which goes on by a slice per turn of the loop.
+        #: Key of table `batchof` at which the search goes on, None at the end; ids found that no BATCH_STEP names yet;
+        #: and the running read, which goes on by one slice per turn of the loop.
         self._start: bytes | None = b""
         self._ids: list[int] = []
         self._read: Generator[None, None, Rows] | None = None
@@ -52,7 +53,7 @@ class BatchCancels:
         self._alarm.at(self._term.runtime.monotonic() + seconds)
 
     def _look(self) -> None:
-        """Read one slice, unless the ids of a step are there."""
+        """Propose a step if enough ids for it are found; otherwise read one more slice."""
         if len(self._ids) >= MAX_STEP or self._start is None:
             self._step()
             return

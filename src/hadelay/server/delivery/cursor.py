@@ -34,7 +34,8 @@ class CursorKeeper:
 
     @property
     def changed(self) -> bool:
-        """Whether the cursor has changed until the last turn of the delivery loop, and may be replicated now."""
+        """Whether the cursor of the last turn of the delivery loop is ahead of the cursor committed last, and passes no
+        hand-out that is not recorded, so that it may be replicated."""
         if self._seen <= self._sent:
             return False
         bound = self._unrecorded()

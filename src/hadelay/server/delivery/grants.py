@@ -203,7 +203,7 @@ class Grants:
         return any(self._last(offer.poll) is poll for offer in self.offers.values())
 
     def _last(self, poll: Poll) -> Poll:
-        """`current`, without a change."""
+        """The poll that `current` would return; but keeps the table of successors as it is."""
         while poll in self._successors:
             poll = self._successors[poll]
         return poll
@@ -347,8 +347,9 @@ class Grants:
         quiet()
 
     def _send_cursor(self) -> bool:
-        """Propose the cursor once per planned transfer, if it has changed; returns whether it was proposed. The cursor
-        is where the next leader begins to look for messages, and may be a little behind."""
+        """Propose the dispatch cursor if it has changed, at most once per planned transfer of leadership; returns
+        whether it was proposed. The next leader looks for due messages from the cursor on: a cursor that is a little
+        behind makes this search longer, and loses nothing."""
         if self.cursor.busy or self._cursor_tried or not self.cursor.changed:
             return False
         self._cursor_tried = True
@@ -357,8 +358,8 @@ class Grants:
 
 
 def _again(grant: OpenGrant, store: HourStore, first: Delivery | None) -> tuple[Delivery, NDArray[np.void]]:
-    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages. They count as
-    redelivered, except if no poll got the delivery `first`: then as they did in it."""
+    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages. They are
+    marked as redelivered. If `first` is given, a delivery that no poll got, they keep the marks of that delivery."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     leased = grant.rows[positions]
     rows = np.zeros(len(leased), INDEX)
@@ -397,7 +398,7 @@ class DeferredDeliveries:
     """Answers with messages granted ahead of their due time: each answer waits until its last message is due."""
 
     def __init__(self, term: Term, released: Callable[[], None]) -> None:
-        """released: called when all deliveries and the callbacks behind them are released."""
+        """released: called when the last waiting delivery or callback was released."""
         self._term, self._alarm, self._released = term, term.alarm(self._ring), released
         self._waiting: Deadlines[_Item] = Deadlines()
         #: Latest due time of all deliveries so far, in Unix ms.

@@ -361,7 +361,8 @@ class DeliveryLoop:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
 
     def _recount(self, core: Dispatcher) -> None:
-        """Compare the localIndex with the entries of its second: settled, leased, blocked and ready."""
+        """Check the dispatch cursor: compare its localIndex with a new count of the settled, leased, blocked and ready
+        entries of its second. A difference is a bug, and is logged as an error."""
         counted, (hour, second, local) = core.recount(), core.cursor
         if counted is not None and counted != local:
             self.wrong_cursors += 1

@@ -124,8 +124,8 @@ class TtlExpiry:
     """Expires messages by their TTL. One object per term.
 
     Table `ttl` is in the order of time, and keeps rows of messages that were acked. So rows whose time has come are
-    read first: TTL_EXPIRE is proposed only if one of their messages waits, or if many rows are useless. `filed` takes
-    every time that apply tells of (ledger.ports.Listener.on_ttl)."""
+    read first: TTL_EXPIRE is proposed only if one of their messages waits, or if many rows are useless. `filed` gets
+    each time that apply reports (ledger.ports.LedgerListener.on_ttl)."""
 
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
@@ -173,8 +173,8 @@ class MaintenanceRunner:
     rate. One object per term.
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
-    where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
-    looks whether the archive holds an hour before it proposes to forget the hour (Gate).
+    where the ledger says. A cluster in which nothing changes gets no commands. If retention.archive is set, the leader
+    proposes to delete an hour only once it has found the hour in the archive (Gate); apply does not look there.
     """
 
     def __init__(self, term: Term, retention: RetentionConfig) -> None:

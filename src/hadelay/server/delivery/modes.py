@@ -1,14 +1,15 @@
 """The two modes of handing out: how offers of the dispatcher become leases and answers.
 
-Commit mode (default): a grant is proposed, decided by apply, and only then answered. A grant is proposed as much ahead
-of its time as grants take lately, so that it is committed when its messages fall due: lateness contains no commit. The
-answer is deferred until they are due (grants.py), so nothing is handed out early. While two rounds of grants are on
-their way, what falls due joins the next.
+Commit mode (default): a grant is proposed, decided by apply, and only then answered. A grant is proposed before its
+messages are due, earlier by the recent duration of grants. So it is committed when they fall due, and their lateness
+contains no commit. The answer is deferred until the messages are due (grants.py), so nothing is handed out early. While
+two batches of grants are being committed, newly due messages wait for the next batch.
 
 Interval mode (S2): messages are handed out at once and proposed within half an interval. While the oldest hand-out that
 is not committed is an interval old, nothing more is handed out, so that a crash repeats at most the last 50 ms. Only
-what the replicated cursor and the last stamp bound goes out at once (ledger/leases/suspects.py); all else goes out as
-in commit mode. So a new leader marks as redelivered only what is within these bounds, on suspicion.
+messages within bounds that the replicated state gives, by its cursor and its last time stamp, are handed out at once
+(ledger/leases/suspects.py); all others as in commit mode. A new leader suspects that the messages within these bounds
+were handed out, and marks only these as redelivered.
 """
 
 import math

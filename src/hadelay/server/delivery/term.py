@@ -17,8 +17,8 @@ _AGAIN_S = 0.5
 
 
 class Alarm:
-    """A timer that can be set again; the earliest time wins. It calls `ring` once, not before that time; and again
-    after an error of the disk, such as one without room, on which a read had to write out entries first."""
+    """Timer that calls `ring` once, at the earliest of the times that were set. If `ring` fails with a disk error, such
+    as a full disk when a read has to write buffered entries first, `ring` is called again after _AGAIN_S."""
 
     def __init__(self, runtime: Runtime, ring: Callable[[], None]) -> None:
         self._runtime, self._ring = runtime, ring

@@ -63,7 +63,8 @@ class TopicExpiry:
 
     def _replicated(self, rows: list[TopicUse], result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # Report these polls again with the next look: `_used` has forgotten polls that are over.
+            # The command failed: report these polls again with the next look, because `_used` has removed polls that
+            # are over.
             for number in [number for number, _, ends, _ in rows if not ends]:
                 self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
         asked = [self._ledger.topics[number] for number, _, ends, _ in rows if ends and error is None]
