@@ -5,8 +5,8 @@ not vote, campaign or count until a leader has committed {node, incarnation} wit
 that one. Founding members are admitted from the start.
 
 A node cannot see that its disk is an old copy, but its peers can: they remember the (term, index) that each incarnation
-has acknowledged, tell each other, and refuse a greeting that is behind. If all peers were down meanwhile: a
-founder with an empty log that meets a peer with entries is no founder.
+has acknowledged, tell each other, and refuse a greeting that is behind. Peers that were all down meanwhile remember
+nothing; but a founder with an empty log that meets a peer with entries must have lost its log.
 """
 
 from __future__ import annotations

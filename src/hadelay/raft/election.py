@@ -2,8 +2,8 @@
 
 A follower whose deadline passes sends a pre-vote first: "would you vote for me?" The library campaigns only after a
 majority of yes, so a node that was cut off never deposes a healthy leader. A reset of the leader's link moves the
-deadline near: a killed process is replaced in tens of milliseconds. A deadline may also pass because this node slept:
-a second look lets heartbeats count that wait to be read.
+deadline near: a killed process is replaced in tens of milliseconds. A deadline may also pass because this process was
+paused: so the node first reads the heartbeats that arrived meanwhile, and looks at the deadline a second time.
 """
 
 import logging

@@ -77,7 +77,7 @@ class Journal(JournalSync):
         number than it ever had (wall-clock ms), and has to be admitted.
         """
         if cls.exists(disk, directory):
-            raise FatalError(f"{directory} already holds a journal")
+            raise FatalError(f"{directory} already holds a journal: a new journal needs an empty directory")
         disk.makedirs(directory)
         (before, prev_term), founder = FIRST, owner.incarnation == FOUNDING
         header = records.SegmentHeader(

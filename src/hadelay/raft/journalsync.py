@@ -1,9 +1,9 @@
 """Writing and syncing of the Raft journal.
 
-Each sync covers the records queued when it began. On a slow disk, syncs of the newest segment overlap (ADR 260): each
-then counts when it and all that began before it have succeeded. What changes names or deletes files, and what
-`when_synced` callbacks wait for, runs alone. A failed write or sync is final (`on_fatal`), without a retry: the page
-cache looks clean afterwards.
+Each sync covers the records queued when it began. On a slow disk, syncs of the newest segment overlap (ADR 260): a sync
+then counts when it and all syncs that began before it have succeeded. A sync that changes file names or deletes files,
+or that a `when_synced` callback waits for, runs alone. A failed write or sync is final (`on_fatal`), without a retry:
+the page cache looks clean afterwards.
 """
 
 from __future__ import annotations

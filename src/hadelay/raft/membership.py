@@ -7,7 +7,8 @@ committed. Cutting an entry off undoes its change. Without an entry, the members
 A node links with all nodes that may matter: members in force, members in the last applied list (a removed node learns
 of its removal), and members that a peer has named (this node's log may lag behind a leader among them).
 
-A survivor uses its configuration file only: a majority of the other members is lost, and its data is to be backed up.
+A survivor (RaftTuning.survivor) uses its configuration file only: the majority of the members is lost for good, and the
+data of this node is to be backed up.
 """
 
 import logging

@@ -135,7 +135,7 @@ def decode_append(data: bytes) -> Append:
     except struct.error as error:
         raise BadFrame(f"malformed append frame: {error}") from error
     if max(numbers) >= LIMIT:
-        raise BadFrame("append: a number is too large")
+        raise BadFrame(f"malformed append frame: the number {max(numbers)} is not below {LIMIT}")
     at = _APPEND.size + info
     return Append._make([flags, *numbers, data[_APPEND.size : at], at, data])
 
@@ -159,7 +159,7 @@ def decode_append_reply(data: bytes) -> AppendReply:
     try:
         reply = AppendReply(*_APPEND_REPLY.unpack(data)[1:])
     except struct.error as error:
-        raise BadFrame(f"append reply: {error}") from error
+        raise BadFrame(f"malformed append reply: {error}") from error
     if max(reply) >= LIMIT:
-        raise BadFrame("append reply: a number is too large")
+        raise BadFrame(f"malformed append reply: the number {max(reply)} is not below {LIMIT}")
     return reply

@@ -109,7 +109,8 @@ class RaftTuning:
     heartbeat_ms: int = 40
     #: Upper limit of the random delay before a campaign, after a reset of the link to the leader.
     reset_spread_ms: int = 60
-    #: Age of an unfinished sync at which a leader hands over.
+    #: Age, in ms, of an unfinished sync of the journal at which the leader hands leadership over, because its disk is
+    #: slow.
     slow_sync_ms: int = 1_000
     #: Timeout of a planned transfer, during which proposals wait.
     transfer_ms: int = 300
@@ -144,7 +145,9 @@ class RaftTuning:
                 f"{self.heartbeat_ms}, {self.election_min_ms}, {self.election_max_ms}"
             )
         if not 0 < self.max_entry_bytes <= self.window_bytes <= 8 << 20:
-            raise ConfigError("raft: needs max_entry_bytes ≤ window_bytes ≤ 8 MiB")
+            raise ConfigError(
+                f"raft: needs max_entry_bytes ≤ window_bytes ≤ 8 MiB, not {self.max_entry_bytes}, {self.window_bytes}"
+            )
 
 
 @dataclass

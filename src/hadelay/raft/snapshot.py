@@ -163,8 +163,8 @@ class Snapshots(RaftPart):
 
     def leader_changed(self, ready: Ready) -> None:
         """End the pull of the former leader's snapshot, unless only its last file is missing: that of the tables. The
-        next attempt resumes all other files, but the tables differ in each snapshot. While leadership changes often,
-        they would never be complete."""
+        next attempt can resume all other files, but not the tables, which differ in each snapshot: if leadership
+        changes often, the tables would never be complete."""
         if self._pull is None or self._pull.finishing:
             return
         if len(self._pull.files) > 1:
