@@ -29,8 +29,8 @@ class Mistake(Exception):
 
 class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: int = 3
-    #: Number of shards, clusters of as many nodes each, with one map (chaos.shards). Several have no faults of networks
-    #: and disks.
+    #: Number of shards (chaos.shards): clusters of `nodes` nodes each, with one shard map. Several shards cannot have
+    #: faults of networks and disks.
     shards: int = 1
     sync: Literal["commit", "interval"] = "commit"
     #: Settings of every node, as key=value; they override the settings that chaos itself makes.

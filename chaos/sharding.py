@@ -1,5 +1,5 @@
-"""What happens beside the load of several shards: changes of the shard map that stop at each of their steps, by two
-admins at once, and publishes to new names, whose owner these changes move."""
+"""Changes of the shard map during the load of several shards: two admins make them at the same time, and stop at each
+of the steps. A publisher uses new topic names, which these changes move to other shards."""
 
 import asyncio
 import random

@@ -1,5 +1,5 @@
-"""A run over several shards: a run for each at the same time, with faults, load and history of its own, and with
-clients that know the nodes of all shards. chaos.sharding has what happens beside them."""
+"""A chaos run over several shards. Each shard has a run with its own faults, load and history; all these runs go on at
+the same time, and their clients know the nodes of all shards. chaos.sharding changes the shard map beside them."""
 
 import asyncio
 import os

@@ -12,13 +12,14 @@ from hadelay.errors import HadelayError
 from hadelay.model import Draft
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with such a client, and limit of its batches.
+#: Share of runs with a BatchClient; and limit of the batches that the client opens.
 USED, _MOST = 0.12, 12
 _LIFETIMES_MS = (86_400_000, 86_400_000, 1_500)
 
 
 def used(seed: int) -> bool:
-    """Whether a run has such a client: its requests change what the other clients of the run meet."""
+    """Whether the run of this seed has a BatchClient. Only some runs have one, because its requests change what the
+    other clients of the run meet."""
     return random.Random(f"{seed} batching").random() < USED
 
 
@@ -64,7 +65,7 @@ class BatchClient(Client):
         def replied(result: Any, error: HadelayError | None) -> None:
             self._made |= error is None
 
-        # In every other run a failure is a death.
+        # In every other run max_attempts is 1, so the first failed attempt makes a dead letter.
         config = {"max_attempts": 1 + self.cluster.seed % 2, "backoff": [100], "ttl_ms": 20_000}
         self.ask(lambda service: service.topics.put_topic(MEMBERS, config, Actor()), replied)
 

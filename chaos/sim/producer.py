@@ -155,7 +155,8 @@ class Producer(Client):
         self.history.count("published", len(batch.messages))
         for n, message in enumerate(batch.messages):
             if n in receipts.problems:
-                # the message was never stored; otherwise this is a repetition after its idempotency key was forgotten
+                # Without an id, the message was never stored. With an id, this is a repetition whose Idempotency-Key
+                # was forgotten: its refusal says nothing about the first try.
                 if message.id is None:
                     message.refused, message.absent = True, not batch.unsure
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")

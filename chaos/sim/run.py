@@ -78,10 +78,12 @@ class Report:
     entries: int = 0
     terms: int = 0
     drained_s: float = 0.0
-    #: Mode of hand-outs ("commit" or "interval"; of Raft alone, "one down" or "two down": how many voters one fault may
-    #: stop), number of nodes, and fault families that were used.
+    #: Mode of hand-outs, "commit" or "interval". In a run of Raft alone, the limit of voters that one fault may stop:
+    #: "one down" or "two down".
     mode: str = ""
+    #: Number of nodes.
     size: int = 0
+    #: Names of the fault families that the run used.
     struck: list[str] = field(default_factory=list)
     #: Names of the parts of the run (workload.Parts), both those done and those left out.
     parts: list[str] = field(default_factory=list)

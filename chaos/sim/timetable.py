@@ -259,7 +259,8 @@ class Timetable:
         """Check a trigger, or a backfill, which counts for the version that the node saw. Its messages are due now."""
         known = self.known.get(run.name)
         if known is None:
-            # The schedule was deleted since: only a repetition gets an answer, that of the first time.
+            # The schedule was deleted since. Only a repeated request gets an answer now, the answer of the first try,
+            # and makes no new message.
             new = [id_ for id_ in result.ids.tolist() if id_ and id_ not in self.made]
             self.sim.decide("S4 schedules, version", bool(new), f"{run.name} is deleted, and made {new}", *new)
             return

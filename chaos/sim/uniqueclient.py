@@ -11,7 +11,8 @@ from hadelay.errors import HadelayError
 from hadelay.model import KEEP, REPLACE, Draft
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with such publishers, number of their keys, and their periods in ms.
+#: Share of runs with a UniqueClient; number of client keys that it uses; and periods (unique_for) that it chooses from,
+#: in ms.
 USED, _KEYS, _PERIODS_MS = 0.3, 3, (200, 1_000, 2_500)
 _EXPIRES_MS = 60_000
 

@@ -24,8 +24,8 @@ class Uniques:
     def __init__(self, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
         self._decide = decide
-        #: Topic's number and lives, and hash of a key → (id, end in Unix ms) of the key's last period; None until the
-        #: first entry.
+        #: {number of the topic, number of its deletions, hash of the key} → last period of the key, as (id of the
+        #: message that began the period, end in Unix ms). None until the first log entry.
         self._periods: dict[bytes, tuple[int, int]] | None = None
 
     def begin(self, ledger: Ledger) -> None:
