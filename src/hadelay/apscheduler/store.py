@@ -209,7 +209,8 @@ def _body(schedule: ScheduleInfo) -> dict[str, Any]:
 
 
 def _kept(old: ScheduleInfo, job: Job) -> datetime | None:
-    """The first time of a schedule that goes on as before; None if the job begins anew."""
+    """First time of the schedule's series if `job` continues the series (the job then keeps the schedule's trigger);
+    None if the job begins a new series."""
     if old.state != "active" or not old.next:
         return None
     before = triggers.from_json(_body(old)["trigger"])

@@ -69,7 +69,8 @@ class Ask(NamedTuple):
 
     @property
     def relayed_by(self) -> str:
-        """Name of the node that relayed this request, which follows redirects; "" for a client, which cannot."""
+        """Name of the node that relayed this request; "" if an AWS client sent it. A node can follow a redirect to the
+        leader; an AWS client cannot."""
         return str(self.call.request.headers.get(_RELAYED_BY, ""))
 
     async def relay(self, leader: Leader, wait_ms: int) -> Answer:

@@ -13,9 +13,9 @@ from hadelay.client.message import AsyncMessage
 from hadelay.client.sync import Client
 from hadelay.errors import NotFound
 
-#: Limit of the messages that one call runs, and of the wait for a message that is due, in seconds.
+#: Limit of the messages that one call of `due` yields; and timeout, in seconds, of one receive and of `settled`.
 _MOST, _WAIT_S = 10_000, 2.0
-#: Pause between two looks for the end of settlements, in seconds.
+#: Interval, in seconds, at which `settled` checks whether messages are still leased.
 _LOOK_S = 0.005
 
 
@@ -45,8 +45,8 @@ def settled(client: Client, topics: Sequence[str]) -> None:
 
 
 def due(client: Client, topics: Sequence[str]) -> Iterator[AsyncMessage]:
-    """Leased messages, until none is due: those that became due meanwhile come, too. RuntimeError if there is no end of
-    them. The messages belong to the event loop of blocking clients."""
+    """Lease and yield due messages until none is left, also those that become due meanwhile. RuntimeError after _MOST
+    receives. The messages belong to the event loop of blocking clients."""
     receiving: AsyncClient = client._async()
     for _ in range(_MOST):
         if not (found := ready(client, topics)):

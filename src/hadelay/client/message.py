@@ -92,7 +92,8 @@ class AsyncMessage(Message, kw_only=True):
         `get` to whoever waits for it."""
         if result is UNSET:
             return cast(AckOutcome, await self._settle(ACK))
-        # Encode here: an error in the common request of several acks would be everybody's.
+        # Encode the result now. The request that carries this ack may carry others: an encoding error there would fail
+        # them all.
         encoded = exactjson.encode(result, "result")
         if len(encoded) > MAX_RESULT:
             raise ValueError(f"the result has {len(encoded)} bytes of JSON; at most {MAX_RESULT} are allowed")

@@ -101,7 +101,7 @@ class Transport:
     ) -> None:
         """ca: path of a PEM file with CA certificates. shard: named by all requests. Raises OSError if the file cannot
         be read."""
-        from hadelay.client import connector  # takes a tenth of a second: here, and not at the first request
+        from hadelay.client import connector  # takes 0.1 s: import here, so that no request waits for it
 
         self._connector = connector
         self.urls = addresses(urls)

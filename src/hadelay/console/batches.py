@@ -15,7 +15,7 @@ pages = Pages()
 
 #: Number of batches, or of failures of one batch, on a page.
 _PAGE = 100
-#: Limit of the calls for one page: the page leaves out batches that the visitor may not read.
+#: Limit of calls of the service for one page: a call may find no batch that the visitor may read.
 _CALLS = 10
 #: What publishes the callback of an unfinished batch, in words, by the batch's `on`.
 _AWAITED = {

@@ -8,7 +8,7 @@ from hadelay.words import error_group
 
 
 class ErrorGroup(NamedTuple):
-    """Messages whose last errors differ in their numbers alone."""
+    """Messages with the same last error, apart from numbers in the error's text."""
 
     #: Error with # in place of each number.
     error: str
@@ -21,7 +21,7 @@ class ErrorGroup(NamedTuple):
 
 
 def error_of(last: Failure[str] | None) -> str:
-    """Group of a message by its last failed attempt, None without one."""
+    """Error group of a message. last: the message's last failed attempt; None if no attempt failed."""
     return error_group(None, None) if last is None else error_group(last.event, last.reason)
 
 
@@ -31,7 +31,8 @@ def example_of(last: Failure[str] | None) -> str:
 
 
 def grouped(failures: Iterable[tuple[Failure[str] | None, str]]) -> list[ErrorGroup]:
-    """Groups of messages, the largest first. failures: of each message its last failed attempt, and when it failed."""
+    """Group failed messages by their last errors; the largest group comes first. failures: for each message, its last
+    failed attempt and the time of the failure."""
     found: dict[str, ErrorGroup] = {}
     for last, at in failures:
         error, example = error_of(last), example_of(last)

@@ -40,7 +40,7 @@ _NEW = {
 
 @pages.get("/console/new/schedule")
 async def create(visit: Visit) -> Answer:
-    """An empty form; the address may fill its fields."""
+    """The form for a new schedule. Query parameters of the URL fill some of its fields."""
     if not visit.access.rights.may_somewhere("publish"):
         visit.need("publish")
     given = {name: visit.query.get(name, "")[:1_000] for name in ("name", "topic", "timezone") if visit.query.get(name)}

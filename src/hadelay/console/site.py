@@ -152,7 +152,7 @@ class Console:
         return task.result() if done and task.exception() is None else None
 
     def start(self) -> None:
-        """Begin to sample the counters for the charts, and have a key for sessions."""
+        """Begin to sample the counters for the charts, and make sure that there is a key to sign sessions with."""
         self.service.sessions.begin()
         self.sampler.start()
 
@@ -335,7 +335,7 @@ async def _no_page(visit: Visit) -> Answer:
 
 
 async def _only_a_form(visit: Visit) -> Answer:
-    raise MethodNotAllowed("this address takes a form of a page, and shows nothing by itself", allow="POST")
+    raise MethodNotAllowed("this address only takes a form: open the page of the console with the form", allow="POST")
 
 
 def _sign_in_for(after: str) -> str:

@@ -85,7 +85,8 @@ class HttpListener:
         return int(self._listening[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more connections. Closes spares and TLS handshakes, which have no request yet, but no others."""
+        """Accept no more connections. Closes connections above the limits (spares) and unfinished TLS handshakes, which
+        have no request yet; all other connections stay open."""
         for sock in self._listening:
             self._loop.remove_reader(sock)
             sock.close()

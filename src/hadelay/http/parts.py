@@ -151,7 +151,8 @@ def _part_of_leases(data: bytes, kind: str, leases: list[str], places: list[int]
 
 
 class Division:
-    """The items of a batch by their shards. Items of this shard, and wrong ones, are published here."""
+    """Divides the items of a batch by the shard that owns the item's topic. Invalid items count as items of this shard,
+    which answers each of them with its error."""
 
     def __init__(self, call: Call, router: ShardRouter) -> None:
         self._call, self._router = call, router
@@ -165,7 +166,7 @@ class Division:
         self._joined: dict[str, set[int | None]] = {}
 
     def take(self, items: list[Any]) -> list[Any]:
-        """Take the next items of the batch; returns those that are published here."""
+        """Take the next items of the batch; returns the items of this shard."""
         owners, here = self._owners, []
         for place, item in enumerate(items, self.total):
             if isinstance(item, HadelayError):

@@ -249,7 +249,7 @@ async def _due(call: Call, topic: str | None) -> list[Bucket[str]]:
     if step < _SECOND or step % _SECOND:
         raise BadRequest(f"step: must be a positive multiple of {_SECOND} ms, not {step} ms")
     if topic is not None and step % _MINUTE and end - start > _FINE_MS:
-        raise BadRequest("step: of one topic, a step that is no whole minute is for ranges of at most two hours")
+        raise BadRequest(f"step: {step} ms is no whole minute: for one topic, the range is at most two hours then")
     if end <= start:
         raise BadRequest("to: must be after from")
     if -((start - end) // step) > _MAX_BUCKETS:

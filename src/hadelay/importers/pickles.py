@@ -66,17 +66,17 @@ def _check(data: bytes) -> None:
     """Raise TooMuch for a pickle beyond the limits; errors of other kinds for bytes that are no pickle. A list that
     grows after it was used elsewhere counts there as it was: `_check_parts` finds what comes of that."""
     if len(data) > _MOST_BYTES:
-        raise TooMuch(f"its pickle has more than {_MOST_BYTES} bytes, which are not read")
+        raise TooMuch(f"its pickle has {len(data)} bytes; at most {_MOST_BYTES} are read")
     stack: list[_Size | None] = []
     memo: dict[int, _Size] = {}
     found: Iterator[tuple[Any, Any, int | None]] = pickletools.genops(data)
     for count, (opcode, arg, _) in enumerate(found):
         if count >= _MOST_OPCODES:
-            raise TooMuch(f"its pickle has more than {_MOST_OPCODES} steps, which are not read")
+            raise TooMuch(f"its pickle has more than {_MOST_OPCODES} opcodes, the limit")
         if opcode.name in _PUTS:
             number = len(memo) if opcode.name == "MEMOIZE" else int(arg)
             if number > _MOST_OPCODES:
-                raise TooMuch(f"its pickle numbers a value above {_MOST_OPCODES}, which is not read")
+                raise TooMuch(f"its pickle has the memo number {number}; at most {_MOST_OPCODES} is allowed")
             memo[number] = stack[-1] or _Size(0, 0)
         elif opcode.name in _GETS:
             stack.append(memo[int(arg)])

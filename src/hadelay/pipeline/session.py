@@ -294,6 +294,6 @@ def check_spark(spark: Any, option: str, where: str) -> None:
         ) from None
     if "?" in rest:
         raise BadRequest(
-            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes URI options after "
-            "the ? from its own configuration (spark.hadoop.fs.…)"
+            f"{option} {where.partition('?')[0]}: leave out the ? and the options after it. Spark reads and writes "
+            "this location itself: set the options in Spark's configuration (spark.hadoop.fs.…)"
         )

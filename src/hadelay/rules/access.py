@@ -35,7 +35,8 @@ UNRESTRICTED = RequestRights(Actor(), Rights(("admin",)))
 
 def need_publish(access: RequestRights, message: Message[str]) -> None:
     """Raises Forbidden if the token may not change the message. A token that may publish to a topic may also change the
-    copies for its subscriptions. The message itself may have been routed to another topic."""
+    copies for its subscriptions. If the message itself was routed to another topic, the token needs the scope for that
+    topic as well."""
     copies = [copy.topic for copy in message.copies or () if SEPARATOR in copy.topic]
     for topic in {name.partition(SEPARATOR)[0] for name in (message.topic, *copies)}:
         access.need_of("publish", topic, "message")

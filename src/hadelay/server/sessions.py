@@ -1,4 +1,5 @@
-"""What nodes share about sessions of the console, in memory alone: keys that sign them, and the closed ones (ADR 300).
+"""State of console sessions that all nodes share, in memory only: keys that sign sessions, and closed sessions (ADR
+300).
 
 Nodes tell each other over the node link. Notes may be lost while a link is down; the next note has everything.
 """
@@ -12,7 +13,8 @@ from msgspec import Meta
 
 from hadelay.server.link import Link, Reply
 
-#: Size of a key in bytes; limit of keys, of which the smallest stay; limit of closed sessions, of which the last stay.
+#: Size of a key in bytes; limit of keys (beyond it, the smallest keys stay); and limit of closed sessions (the latest
+#: stay).
 KEY_BYTES, KEYS, CLOSED = 32, 16, 1_000
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -32,7 +34,7 @@ class SharedSessions:
         link.handlers["sessions"] = self._hear
 
     def begin(self) -> None:
-        """Add a key of this node, so that there is one."""
+        """Add a random key of this node, so that there is at least one key to sign sessions with."""
         self._take([secrets.token_bytes(KEY_BYTES)], ())
 
     def close(self, session: str) -> None:

@@ -129,7 +129,7 @@ def number(least: float, most: float, what: str, instead: str = "") -> Kind:
 
 
 def choice(*choices: str) -> Kind:
-    """One of a few words."""
+    """Kind of a setting whose value is one of these words."""
     literal = "Literal[" + ", ".join(f'"{word}"' for word in choices) + "]"
     expected = f"{' or '.join(choices) if len(choices) == 2 else ', '.join(choices)}, not {{!r}}"
     check = _must(lambda value: value in choices, expected)

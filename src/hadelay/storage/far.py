@@ -43,8 +43,9 @@ def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
 
 
 class Generation:
-    """Buffer of messages in order of arrival, mostly of those between two checkpoints, linked per hour. While the
-    writer writes frozen generations, new messages go to a fresh generation."""
+    """One part of the buffer: usually the messages that arrived between two checkpoints, in order of arrival; the
+    messages of an hour are linked with one another. While the writer writes frozen generations to files, new messages
+    go to a fresh generation."""
 
     def __init__(self, capacity: int, slots: int) -> None:
         """capacity: size limit of rows and records together, in bytes. slots: number of slots in the hour table."""

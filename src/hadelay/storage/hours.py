@@ -126,7 +126,8 @@ class DiskHourStore(HourReader):
     ) -> None:
         table, size = self._table, 0 if records is None else len(records.blob)
         self._far.keep_up(len(rows), size)
-        # Write all now if the buffer is full: an append of this size came when checkpoints were late.
+        # If these rows still do not fit, write the whole buffer now: `keep_up` wrote a part, but the append is too
+        # large for the room.
         if not self._far.fresh.fits(len(rows), size):
             self._far.spill()
         fresh = self._far.fresh

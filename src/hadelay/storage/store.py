@@ -97,7 +97,8 @@ class Storage:
         clear(disk, f"{directory}/export")
 
     def core_rows(self, tables: Iterable[bytes]) -> dict[bytes, Iterator[tuple[bytes, bytes]]]:
-        """Rows (key, value) of core's tables in the last checkpoint, ascending; they are read as they are used."""
+        """Rows of these tables of the ledger in the last checkpoint: table → iterator of (key, value), in the order of
+        the keys. The iterator reads each row only when the row is asked for."""
         return {table: scan_all(self.tables.backend, table) for table in tables}
 
     def checkpoint(

@@ -114,7 +114,7 @@ class HadelayBroker(AsyncBroker):
         elif message.schedule is None:
             return message.body
         else:
-            call.task_id = message.id  # the occurrences of a schedule have one body
+            call.task_id = message.id  # all occurrences of a schedule have one body, so one task id
         return bytes(self.formatter.dumps(call).message)
 
     async def shutdown(self) -> None:

@@ -247,7 +247,7 @@ def _finished(info: MessageInfo) -> Finished:
 
 
 def _module(function: Callable[..., Any]) -> str:
-    """The function's module by the name that workers import, also if that is the program that runs now."""
+    """Name under which workers import the function's module, also if the module is the running program (`__main__`)."""
     if function.__module__ != "__main__":
         return function.__module__
     main = sys.modules["__main__"]

@@ -15,7 +15,7 @@ _OPTIONS = ("delay", "tags", "ttl", "meta")
 
 
 class Publisher(Protocol):
-    """Publishes messages of tasks: the app."""
+    """Interface of the App that a batch publishes messages through."""
 
     @property
     def client(self) -> Client: ...

@@ -25,7 +25,7 @@ ALIASES = {
 }  # fmt: skip
 #: Limit of a pattern's text, in characters.
 MAX_PATTERN = 256
-#: Limit of the years in which a pattern has to match.
+#: Limit, in years, of the search for a pattern's next match; a pattern without a match until then has no further times.
 MAX_YEARS = 10
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 #: Days ahead for which clock changes are reported.

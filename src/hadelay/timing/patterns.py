@@ -170,8 +170,8 @@ def words(fields: list[str]) -> str:
 
 
 def _plain(field: _Field, value: str) -> str:
-    """The field with the few values of an uneven step as a list: "every seventh minute" would not describe */7, which
-    has only four minutes between 56 and 0."""
+    """The field, with the values as a list in place of a step that is uneven and has few values. cronsim would describe
+    */7 as "every seventh minute", although only four minutes are between minute 56 and minute 0."""
     terms = []
     for term in value.split(","):
         found = sorted(_values(field, term))

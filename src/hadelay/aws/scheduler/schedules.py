@@ -423,7 +423,8 @@ async def _put(ask: Ask, planned: _Plan, kept: str, version: int) -> None:
 
 
 async def _remove(ask: Ask, name: str, found: Found) -> None:
-    """Delete a schedule, or cancel its message. A message that is leased is delivered: its schedule is over."""
+    """Delete a schedule. If the schedule is a single message, cancel this message. A leased message is being delivered,
+    so its schedule is over, and nothing is left to cancel."""
     if found.version is not None:
         await ask.call.service.schedules.delete(name, ask.access.actor)
         return

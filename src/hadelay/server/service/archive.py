@@ -10,7 +10,8 @@ from hadelay.server.node import Node
 from hadelay.server.service.part import Service
 from hadelay.storage.manifests import Catalogue, load_catalogue, open_archive
 
-#: Time between two looks at the archive; limit of the time that a caller waits for the first one; both in seconds.
+#: Shortest time between two reads of the archive's catalogue; and timeout of a caller that waits for the first read;
+#: both in seconds.
 _FRESH_S, _WAIT_S = 60.0, 0.5
 
 log = structlog.get_logger("hadelay")

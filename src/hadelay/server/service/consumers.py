@@ -18,9 +18,9 @@ from hadelay.model import NONE32, Event, encode_id
 from hadelay.server.service.overview import ACKS_MS, EVENTS_AT_ONCE, GRANTS_AT_ONCE, MOST_GRANTS, recent_events
 from hadelay.server.service.part import Service
 
-#: Limits of consumers in an answer, and of topics of one.
+#: Limit of consumers in an answer; and limit of topics of one consumer.
 _MOST, _MOST_TOPICS = 1_000, 50
-#: Time searched for failed attempts, in ms.
+#: Age limit, in ms, of the failed attempts that are searched for.
 _FAILURES_MS = 600_000
 _FAILURES = (Event.NACKED, Event.LEASE_EXPIRED)
 
@@ -30,13 +30,14 @@ class _Found:
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
-        #: Cluster time of the last receive, node that it was sent to, whether one waits now.
+        #: Cluster time of the consumer's last receive; name of the node that it was sent to; whether a receive waits
+        #: now.
         self.asked: tuple[int, str, bool] = (0, "", False)
         self.leased = 0
-        #: Time of the oldest grant with a lease, its hour and entry, and the lease's topic.
+        #: Oldest grant with an open lease: time of the grant; hour and entry of a leased message; name of its topic.
         self.oldest: tuple[int, int, int, str] | None = None
         self.acked = 0
-        #: Time of the last failure, its topic and reason.
+        #: Last failed attempt: its time, name of the topic, reason.
         self.failed: tuple[int, str, str] | None = None
 
 
@@ -53,7 +54,7 @@ class ConsumerService(Service):
         return Consumers(shown, complete and len(best) <= _MOST)
 
     async def _asked(self, found: dict[str, _Found], may: Callable[[str], bool], *, stale: bool) -> bool:
-        """Ask the leader who asked it for messages; returns whether it answered."""
+        """Ask the leader which consumers have sent receives to it; returns whether the leader answered."""
         if not self._node.leading and (stale or self._node.raft.leader is None):
             return False
         try:

@@ -1,4 +1,4 @@
-"""`manage.py hadelay_outbox`."""
+"""`manage.py hadelay_outbox` relays messages from the outbox table of a Django database to the cluster."""
 
 from argparse import ArgumentParser
 from typing import Any, cast
