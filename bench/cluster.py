@@ -100,7 +100,8 @@ class Cluster:
 
     def restart(self, node: Node) -> float:
         """Start a node that is dead; seconds until it said that it is ready."""
-        command = [sys.executable, "-m", "hadelay", "dev", "--data-dir", str(self.directory), "--start", node.name]
+        name = f"{node.name}-s{self.shard}" if self.shard else node.name
+        command = [sys.executable, "-m", "hadelay", "dev", "--data-dir", str(self.directory), "--start", name]
         began = time.monotonic()
         node.process = subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         node.pid = _ready_line(node.process)["nodes"][0]["pid"]
@@ -114,6 +115,10 @@ class Cluster:
             return
         while Path(f"/proc/{node.pid}").exists():
             time.sleep(0.01)
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.http for node in self.nodes]
 
     # --- asking -----------------------------------------------------------------------------------------------------
 

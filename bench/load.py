@@ -32,6 +32,8 @@ class Tally:
         self.seen: set[str] = set()
         #: (when it was received, its deliver_at), both Unix ms.
         self.deliveries: list[tuple[float, int]] = []
+        #: Times of the answers to publishes, Unix ms.
+        self.stored_at: list[float] = []
         self.last_at = 0.0
 
     def received(self, messages: list[dict[str, Any]]) -> None:
@@ -101,6 +103,7 @@ async def put(session: Session, tally: Tally, items: list[dict[str, Any]], timeo
     if refused:
         raise Failed(422, json.dumps(refused[0]).encode())
     tally.published += len(results)
+    tally.stored_at.append(time.time() * 1000)
 
 
 async def publish(session: Session, tally: Tally, due_ms: list[int], topic: str = TOPIC, groups: int = 0) -> None:

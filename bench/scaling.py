@@ -83,6 +83,12 @@ def read(text: str) -> tuple[dict[str, Any], list[Row]]:
     return said, [row for row in rows if row.name.startswith("shards")]
 
 
+def added(new: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """The known results with the new rows in place of those of the same name, or behind all."""
+    rows = {row["name"]: row for row in (*known["rows"], *new["rows"])}
+    return known | {"rows": list(rows.values())}
+
+
 def _value(rows: list[Row], part: str, figure: str) -> float:
     value = next(row for row in rows if row.name == f"shards, {part}").median(figure)
     if value is None:
@@ -278,11 +284,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
     parser.add_argument("results", type=Path, help="results.json of `python -m bench shards`")
     parser.add_argument("--note", default="", help="a sentence for the page, about the conditions of the run")
+    parser.add_argument(
+        "--add", action="store_true",
+        help="keep machine, note and other rows of the page, and put these rows in; say in the note when they are from",
+    )  # fmt: skip
     chosen = parser.parse_args()
-    said, rows = read(chosen.results.read_text())
+    said, _ = read(chosen.results.read_text())
     said["rows"] = [row for row in said["rows"] if row["name"].startswith("shards")]
+    if chosen.add:
+        said = added(said, read(RESULTS.read_text())[0])
     if chosen.note:
-        said["note"] = chosen.note
+        said["note"] = " ".join(filter(None, [said.get("note"), chosen.note]))
+    _, rows = read(json.dumps(said))
     text = page(said, rows)
     plot(rows, PLOT)
     PAGE.write_text(text)

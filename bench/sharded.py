@@ -23,20 +23,24 @@ class Sharded:
     def __init__(self, whole: Cluster, shards: list[Cluster]) -> None:
         self.whole, self.shards = whole, shards
         known = self.map()
-        self.topics = [_name(known, shard) for shard in range(len(shards))]
+        self.topics = [_name(known, shard, "bench") for shard in range(len(shards))]
 
     def map(self) -> ShardMap:
         answer = self.shards[0].get(self.shards[0].nodes[0], "/v1/shards")
         return msgspec.convert(answer["current"], ShardMap, strict=False)
 
+    def name(self, shard: int, begin: str) -> str:
+        """A name of a topic of this shard that begins so."""
+        return _name(self.map(), shard, begin)
+
     @property
     def addresses(self) -> list[str]:
-        return [node.http for cluster in self.shards for node in cluster.nodes]
+        return [url for cluster in self.shards for url in cluster.addresses]
 
 
-def _name(known: ShardMap, shard: int) -> str:
+def _name(known: ShardMap, shard: int, begin: str) -> str:
     for number in range(_NAMES):
-        if known.owner(name := f"bench-{number}") == shard:
+        if known.owner(name := f"{begin}-{number}") == shard:
             return name
     raise Void(f"no name for shard {shard} in {_NAMES}")
 
@@ -52,7 +56,11 @@ def sharded(directory: Path, port_base: int, shards: int, settings: tuple[str, .
             parts[int(shard or 0)].nodes.append(Node(name, node.pid, node.http))
         for part in parts:
             part.leader()
-        yield Sharded(whole, parts)
+        try:
+            yield Sharded(whole, parts)
+        finally:
+            for part in parts:
+                part.stop()  # what was started again by name
 
 
 def one_shard(cluster: Cluster) -> None:

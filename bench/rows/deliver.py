@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import uvloop
 
@@ -118,13 +120,17 @@ def burst(setup: Setup) -> list[Row]:
 
 async def steady(
     cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None,
-    over: Callable[[], bool] = lambda: False, groups: int = 0,
+    over: Callable[[], bool] = lambda: False, groups: int = 0, *, topics: Sequence[str] = (TOPIC,),
+    consumer: Callable[[Tally, asyncio.Event], Coroutine[Any, Any, None]] | None = None,
 ) -> Tally:  # fmt: skip
-    """Published in small batches at `rate`, due 1 to 4 s later, for that long or until `over`; then until the last one
-    is acked."""
+    """Published in small batches at `rate`, to the topics by turns, due 1 to 4 s later, for that long or until `over`;
+    then until the last one is acked. consumer: receives and acks, in place of eight connections that poll one topic."""
     addresses = addresses or leader_first(cluster)
     tally, stop = Tally(), asyncio.Event()
-    consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, wait="2s")) for _ in range(8)]
+    if consumer is not None:
+        consumers = [asyncio.create_task(consumer(tally, stop))]
+    else:
+        consumers = [asyncio.create_task(consume(Session(addresses), tally, stop, wait="2s")) for _ in range(8)]
     sessions = [Session(addresses) for _ in range(4)]
     tick, began = 0.01, time.monotonic()
     running: set[asyncio.Task[None]] = set()
@@ -136,8 +142,10 @@ async def steady(
         # One request at a time per session: when all are busy, this tick waits for one of them.
         while len(running) >= len(sessions):
             _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        session = sessions.pop()
-        running.add(asyncio.create_task(_publish_and_return(session, tally, due, sessions, groups)))
+        session, items = sessions.pop(), messages(due, groups=groups)
+        for item, topic in zip(items, itertools.cycle(topics), strict=False):
+            item["topic"] = topic
+        running.add(asyncio.create_task(_put_and_return(session, tally, items, sessions)))
     await asyncio.gather(*running)
     await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
     await gather_until_stopped(consumers, stop)
@@ -145,10 +153,8 @@ async def steady(
     return tally
 
 
-async def _publish_and_return(
-    session: Session, tally: Tally, due: list[int], idle: list[Session], groups: int
-) -> None:  # fmt: skip
-    await publish(session, tally, due, groups=groups)
+async def _put_and_return(session: Session, tally: Tally, items: list[dict[str, Any]], idle: list[Session]) -> None:
+    await put(session, tally, items)
     idle.append(session)
 
 

@@ -15,11 +15,11 @@ from itertools import pairwise
 import uvloop
 
 from bench.cluster import Cluster, Void
-from bench.load import Session, Tally, consume, now_ms, publish, until
+from bench.load import TOPIC, Session, Tally, consume, now_ms, publish, until
 from bench.result import Row, Setup, Target
 
 
-async def _kill_and_watch(cluster: Cluster, tally: Tally, kills: int, row: Row) -> None:
+async def kill_and_watch(cluster: Cluster, tally: Tally, kills: int, row: Row) -> None:
     for number in range(kills):
         leader = await asyncio.to_thread(cluster.leader)
         await asyncio.sleep(0.5 + random.random())
@@ -71,19 +71,21 @@ async def _restart_all(cluster: Cluster, tally: Tally, rolls: int, row: Row) -> 
 _Watch = Callable[[Cluster, Tally, int, Row], Awaitable[None]]
 
 
-async def _strikes(cluster: Cluster, watch: _Watch, strikes: int, row: Row, tally: Tally) -> None:
+async def _strike(cluster: Cluster, watch: _Watch, strikes: int, row: Row, tally: Tally) -> None:
     await watch(cluster, tally, strikes, row)
 
 
-async def _under_load(cluster: Cluster, act: Callable[[Tally], Awaitable[None]]) -> Tally:
-    addresses = [node.http for node in cluster.nodes]
+async def under_load(addresses: list[str], act: Callable[[Tally], Awaitable[None]], topic: str = TOPIC) -> Tally:
+    """Publish and consume at these addresses while `act` runs, and until all messages are acked."""
     tally, stop, end = Tally(), asyncio.Event(), asyncio.Event()
-    consumers = [asyncio.create_task(consume(Session(addresses, i), tally, stop, wait="2s")) for i in range(6)]
+    consumers = [
+        asyncio.create_task(consume(Session(addresses, i), tally, stop, topic=topic, wait="2s")) for i in range(6)
+    ]
 
     async def produce(i: int) -> None:
         session = Session(addresses, i)
         while not end.is_set():
-            await publish(session, tally, [now_ms() + random.randrange(500, 2500) for _ in range(10)])
+            await publish(session, tally, [now_ms() + random.randrange(500, 2500) for _ in range(10)], topic)
             await asyncio.sleep(0.02)
 
     producers = [asyncio.create_task(produce(i)) for i in range(2)]
@@ -110,9 +112,10 @@ def failover(setup: Setup) -> list[Row]:
     )
     kills, pauses = setup.many(200, 5), setup.many(50, 5)
     setup.say(f"failover, {kills} kills and {pauses} pauses")
-    for watch, strikes in ((_kill_and_watch, kills), (_pause_and_watch, pauses)):
+    for watch, strikes in ((kill_and_watch, kills), (_pause_and_watch, pauses)):
         with setup.cluster() as cluster:
-            _complete(cluster, uvloop.run(_under_load(cluster, partial(_strikes, cluster, watch, strikes, row))), row)
+            act = partial(_strike, cluster, watch, strikes, row)
+            complete(cluster, uvloop.run(under_load(cluster.addresses, act)), row)
     row.add("worst", max(row.samples["next delivery"]), "ms")
     row.add("worst, leader paused", max(row.samples["stored, leader paused"]), "ms")
     return [row]
@@ -127,13 +130,14 @@ def rolling(setup: Setup) -> list[Row]:
     )
     setup.say(f"rolling, {rolls} times")
     with setup.cluster() as cluster:
-        _complete(cluster, uvloop.run(_under_load(cluster, lambda t: _restart_all(cluster, t, rolls, row))), row)
+        act = partial(_restart_all, cluster, rolls=rolls, row=row)
+        complete(cluster, uvloop.run(under_load(cluster.addresses, act)), row)
     row.add("worst transfer", max(row.samples["gap of a transfer"]), "ms")
     return [row]
 
 
-def _complete(cluster: Cluster, tally: Tally, row: Row) -> None:
-    cluster.account(["bench"], tally.published, tally.acked)
+def complete(cluster: Cluster, tally: Tally, row: Row, topic: str = TOPIC) -> None:
+    cluster.account([topic], tally.published, tally.acked)
     if tally.early or tally.duplicates or len(tally.seen) != tally.published:
         lost = tally.published - len(tally.seen)
         raise Void(f"{tally.early} early, {tally.duplicates} duplicated, {lost} lost in commit mode")

@@ -16,7 +16,7 @@ import msgspec
 from bench.cluster import Cluster, Node, Void, cpu_seconds, get, rss_anon_mb
 from bench.cpushare import PERIOD_US, shares
 from bench.result import Row, Setup, Target
-from bench.rows import unused
+from bench.rows import shardclients, unused
 from bench.rows.publish import of_a_batch
 from bench.sharded import Sharded, one_shard, sharded
 from bench.wrk_run import Missing, wrk
@@ -44,7 +44,11 @@ def _slices(setup: Setup) -> int:
 def shards(setup: Setup) -> list[Row]:
     """All rows; a part that cannot be measured here is a row with the reason."""
     rows: list[Row] = []
-    for name, part in {"no map": _no_map, "scale": _scale, "front": _front, "change": _change}.items():
+    parts = {
+        "no map": _no_map, "scale": _scale, "front": _front, "change": _change, "kills": shardclients.kills,
+        "consumer": shardclients.consumer,
+    }  # fmt: skip
+    for name, part in parts.items():
         try:
             rows.append(part(setup))
         except Missing as missing:

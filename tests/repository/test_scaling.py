@@ -10,7 +10,7 @@ import pytest
 
 from bench import cpushare
 from bench.cpushare import PERIOD_US, shares
-from bench.scaling import BUSY, PAGE, PLOT, RESULTS, Model, page, read
+from bench.scaling import BUSY, PAGE, PLOT, RESULTS, Model, added, page, read
 from bench.wrk_run import Missing
 from hadelay.settings.shardmap import MAX_SHARDS
 
@@ -21,6 +21,13 @@ def test_the_page_is_what_its_results_say() -> None:
     assert page(*read(RESULTS.read_text())) == PAGE.read_text()
     assert PLOT.name in PAGE.read_text()
     assert PLOT.stat().st_size > 1000
+
+
+def test_rows_of_another_run_are_put_in() -> None:
+    known = {"machine": 1, "note": "n", "rows": [{"name": "a", "v": 1}, {"name": "b", "v": 1}]}
+    new = {"machine": 2, "rows": [{"name": "b", "v": 2}, {"name": "c", "v": 2}]}
+    rows = [{"name": "a", "v": 1}, {"name": "b", "v": 2}, {"name": "c", "v": 2}]
+    assert added(new, known) == {"machine": 1, "note": "n", "rows": rows}
 
 
 def test_cores_of_the_model() -> None:
