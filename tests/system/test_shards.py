@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hadelay.client import AsyncClient, Client, Put
-from hadelay.errors import Conflict
+from hadelay.errors import BadRequest, Conflict, HadelayError
 from tests.system.cluster import Cluster, until
 
 #: Topics of the first shard, and of the second.
@@ -147,12 +147,30 @@ def test_a_consumer_has_a_poll_for_each_shard(shards: list[Cluster]) -> None:
 
 def test_a_client_of_one_shard(shards: list[Cluster]) -> None:
     with Client(shards[0].urls["n1"], shard=1) as client:
-        client.put("far.one", b"x")
-        assert client.put(HERE, b"x").id
+        receipt = client.put("far.one", b"x", key="?")
+        assert client.get(receipt.id).topic == "far.one"
+        (again,) = client.put_many([Put(topic="far.one", body=b"y", delay="1h")])
+        assert not isinstance(again, HadelayError)
         assert {topic.shard for topic in client.topics()} == {1}
         (message,) = client.receive("far.one", wait="10s")
         message.ack()
         assert list(client.batches()) == []
+        with Client(shards[0].urls["n1"]) as both:
+            other = both.put(HERE, b"x", delay="1h").id
+        refused: list[Callable[[], object]] = [
+            lambda: client.put(HERE, b"x"),
+            lambda: client.put(f"{HERE}.never", b"x"),
+            lambda: client.put_many([Put(topic=THERE, body=b"x"), Put(topic=HERE, body=b"x")]),
+            lambda: client.receive(HERE),
+            lambda: client.receive([HERE, "users"]),
+            lambda: client.get(other),
+            lambda: client.cancel(other),
+            lambda: client.topic(HERE),
+        ]
+        for ask in refused:
+            with pytest.raises(BadRequest, match="belongs to shard 0, and the request names shard 1: leave the shard"):
+                ask()
+        assert HERE not in {topic.topic for topic in client.topics()}
 
 
 def test_lists_and_schedules_are_those_of_all_shards(shards: list[Cluster]) -> None:

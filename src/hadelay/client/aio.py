@@ -37,8 +37,8 @@ class AsyncClient(ScheduleRequests, BatchRequests):
     raised as the classes of `hadelay.errors`. One client serves any number of tasks of one event loop.
 
     token: Default: the variable HADELAY_TOKEN. ca: PEM file with the authority of the nodes' certificates, for https.
-    Default: the authorities that the system trusts. shard: asks this shard where requests are not about one topic or
-    message: for its lists, its batches, its members. Default: all shards, as one.
+    Default: the authorities that the system trusts. shard: asks this shard alone, for its lists, its batches, its
+    members; a request for a topic or message of another shard is refused. Default: all shards, as one.
     """
 
     def __init__(

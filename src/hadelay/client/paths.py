@@ -28,15 +28,12 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-#: Paths of requests that say themselves of which shard they are.
-_OWN = re.compile(r"/v1/(topics/|messages/|messages:batch|leases:|receive|jobs/)")
-
 _TOPIC = re.compile(r"/v1/topics/([^/?]+)")
 
 
 def of_shard(path: str, shard: int | None) -> str:
-    """`path` with the query that names a shard, unless the path is of a topic, a message, a lease or a job."""
-    if shard is None or _OWN.match(path):
+    """`path` with the query that names a shard. Leases have the number of their shard, and need no other."""
+    if shard is None or path.startswith("/v1/leases:"):
         return path
     return f"{path}{'&' if '?' in path else '?'}shard={shard}"
 

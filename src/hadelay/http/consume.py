@@ -69,6 +69,7 @@ async def hand_out(
     """Lease messages, if this node leads; else return what `elsewhere` answers about the leader."""
     with call.context.waiting.one_more(access):
         to = call.context.router.of_topics(ask.topics, call.request.headers.get(SHARD))
+        call.context.router.check(call.chosen, to)
         if to is not None:
             return await elsewhere(await call.context.forwarder.find_leader(to))
         return await _from_leader(call, ask, elsewhere)

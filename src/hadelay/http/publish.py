@@ -51,9 +51,8 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
 async def publish(call: Call) -> Answer:
     """Publish one message; the body is the payload"""
     context, request = call.context, call.request
-    template = options.parse_head(
-        context.config, context.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
-    )
+    _, query = context.router.choose(request.rel_url.raw_query_string)
+    template = options.parse_head(context.config, context.max_delay_ms, call.path["topic"], query, request.raw_headers)
     for topic in publishing.callback_topics(template.draft):
         call.access.need("publish", topic)
     draft = template.with_body(await call.read(context.config.max_body_bytes, "max_body_bytes"))
@@ -83,6 +82,8 @@ async def publish_batch(call: Call) -> Answer:
     limits = call.context.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
     built, turns, router = _Drafts(call), call.context.turns, call.router
+    if call.chosen is not None:
+        router = call.context.router  # which refuses messages of another shard than the chosen one
     division = None if router is None else parts.Division(call, router)
     for some in slices(data, call.media_type, limits.max_batch_items, limits.max_body_bytes):
         built.add(some.items if division is None else division.take(some.items))
@@ -102,6 +103,8 @@ async def publish_batch(call: Call) -> Answer:
 async def _publish_divided(call: Call, division: parts.Division, built: "_Drafts", key: bytes | None) -> Answer:
     """Publish a batch whose messages belong to several shards, or to another one."""
     division.check()
+    for shard in division.elsewhere:
+        call.context.router.check(call.chosen, call.context.router.destination(shard))
     if (to := division.only) is not None:
         return await call.forward(to)
 

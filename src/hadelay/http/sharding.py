@@ -20,8 +20,8 @@ from hadelay.model import unpack_id
 from hadelay.server.service.shards import ShardService
 from hadelay.settings.shardmap import Shards, job_of
 
-#: Routes of one topic that wait at the leader of the topic's shard: they redirect there instead of being forwarded.
-_REDIRECTED = frozenset(("receive",))
+#: Routes that wait at the leader of the topics' shard: they redirect there instead of being forwarded.
+_REDIRECTED = frozenset(("receive", "receive_topics"))
 #: Routes whose outcome is remembered under an Idempotency-Key, so that a forwarded request may be repeated.
 KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_schedule"))
 #: Limit of topics whose owners are remembered.
@@ -146,14 +146,26 @@ class ShardRouter:
         self, route: Route, path: Mapping[str, str], forwarded: str | None, chosen: int | None = None
     ) -> Destination | None:
         """Where a request goes; None: it is answered here. forwarded: its Hadelay-Shard header. chosen: the shard that
-        the query names, for requests without a topic, id or job in the path. Raises Misdirected for a forwarded request
-        that belongs to another shard."""
+        the query names; BadRequest if the topic, id or job in the path belongs to another one. Raises Misdirected for a
+        forwarded request that belongs to another shard."""
         if forwarded is None and (self.here is None or route.name in _REDIRECTED or not route.described):
             return None
         to = self.of(path, forwarded)
+        if chosen is not None and _NAMING.intersection(path):
+            self.check(chosen, to)
         if to is not None or forwarded is not None or chosen in (None, self.here) or _NAMING.intersection(path):
             return to
         return self.destination(chosen)
+
+    def check(self, chosen: int | None, to: Destination | None) -> None:
+        """Raise BadRequest if the query names a shard, and what the request is about belongs to another one: to `to`,
+        or to this shard (None)."""
+        owner = self.here if to is None else to.shard
+        if chosen is not None and owner is not None and chosen != owner:
+            raise BadRequest(
+                f"this belongs to shard {owner}, and the request names shard {chosen}: leave the shard out (?shard=, "
+                "--shard, HADELAY_SHARD, or shard= of the client)"
+            )
 
     def of(self, path: Mapping[str, str], forwarded: str | None) -> Destination | None:
         """The shard of the topic, id or job in a path; None for this one. Raises Misdirected as `judge` does."""
