@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import promql_parser as promql
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hadelay.client import AsyncClient, Client, Put
 from hadelay.errors import BadRequest, Conflict, HadelayError
+from tests.repository.test_monitoring import alerts
 from tests.system.cluster import Cluster, until
 
 #: Topics of the first shard, and of the second.
@@ -104,6 +109,60 @@ def test_names_of_another_shard_are_not_created_by_a_direct_request(shards: list
     front = shards[0]
     answer = front.ask("n1", "POST", "/v1/topics/far.new/messages", b"x", headers={"Hadelay-Shard": "0; map=1"})
     assert (answer.status, answer.json["shard"]) == (421, 1)
+
+
+def shown(cluster: Cluster) -> dict[str, float]:
+    """Values of the metrics without labels; the sum of a metric with labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(cluster.ask("n1", "GET", "/metrics").body.decode()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def fires(node: Any, values: dict[str, float]) -> bool:
+    """Whether an alert's expression has a result for a node with these values: metrics, ==, and `or`."""
+    if str(node.op) == "or":
+        return fires(node.lhs, values) or fires(node.rhs, values)
+    assert str(node.op) == "=="
+    return values[node.lhs.name] == node.rhs.val
+
+
+def test_the_alert_of_shards_fires_where_a_change_has_not_ended(shards: list[Cluster]) -> None:
+    (rule,) = [one for one in alerts() if one["alert"] == "HadelayShards"]
+    alert = promql.parse(rule["expr"])
+
+    def firing() -> list[bool]:
+        return [fires(alert, shown(one)) for one in shards]
+
+    def take(step: str, one: Cluster) -> None:
+        assert one.ask("n1", "PUT", "/v1/shards", {"step": step, "map": known}).status == 200
+
+    assert firing() == [False, False]
+    known = shards[0].ask("n1", "GET", "/v1/shards").json["current"]
+    known["version"] += 1
+    for number, one in enumerate(shards):
+        take("prepare", one)
+        assert firing() == [True, bool(number)]
+    for number, one in enumerate(shards):
+        take("commit", one)
+        assert firing() == [False, not number]
+
+
+def test_nodes_of_shards_show_each_metric_that_an_alert_asks_for(shards: list[Cluster]) -> None:
+    """Nobody calls a webhook or has a certificate here, and a shard of one node has no peers."""
+    unseen = {
+        "up", "hadelay_webhook_calls_total", "hadelay_certificate_expiry_timestamp_seconds", "hadelay_raft_peer_up",
+        "hadelay_raft_peer_lag_entries",
+    }  # fmt: skip
+    asked = {name for rule in alerts() for name in re.findall(r"\b(?:hadelay|process)_\w+|\bup\b", rule["expr"])}
+    assert len(asked) > 40
+    for front, topic in zip(shards, (THERE, HERE), strict=True):
+        front.publish("n1", topic, query="?delay=1h")
+        assert front.ask("n1", "POST", "/v1/topics/due/messages", b"x").status == 201
+        values = shown(front)
+        assert asked - values.keys() == unseen
+        assert values["hadelay_forwarded_requests_total"] >= 1
 
 
 def test_a_consumer_has_a_poll_for_each_shard(shards: list[Cluster]) -> None:
