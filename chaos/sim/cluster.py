@@ -73,7 +73,7 @@ class Watch(Served):
         self.timetable, self.oracles = Timetable(self), Oracles(self)
         #: Checks of the promises about unique keys and about delays of topics.
         self.uniques, self.own_delays = Uniques(self.decide), OwnDelays(self.decide)
-        #: Model of callbacks, results, copies for subscriptions, and counts of bulk jobs.
+        #: Model of callbacks, results, copies for subscriptions, transfers, and counts of bulk jobs.
         self.features = Features(self.decide)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}

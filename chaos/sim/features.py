@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.sim.transfers import Transfers
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command, SettleLeases
 from hadelay.codec.formats import RECORD_SIZE
@@ -45,7 +46,7 @@ class Features:
 
     def __init__(self, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
-        self._decide = decide
+        self._decide, self._transfers = decide, Transfers(decide)
         #: Message id → (result that its ack carried, Unix ms until which it is kept).
         self.results: dict[int, tuple[bytes, int]] = {}
         self._copies: set[bytes] = set()
@@ -57,6 +58,7 @@ class Features:
 
     def begin(self, ledger: Ledger, now_ms: int, commands: _Commands) -> None:
         """Note, before the entry is applied, the state that `committed` compares with the state after the entry."""
+        self._transfers.begin(ledger, now_ms, commands)
         self._count = ledger.store.count(now_ms // HOUR_MS)
         self._dropped = {topic.number: topic.dropped for topic in ledger.topics.all if SEPARATOR in topic.name}
         self._step = None
@@ -68,6 +70,7 @@ class Features:
 
     def committed(self, ledger: Ledger, commands: _Commands, results: list[Any]) -> None:
         """The entry with these commands was applied, with these results."""
+        self._transfers.committed(ledger, commands, results)
         try:
             every = [(kind, decode(kind, body), result) for (kind, body), result in zip(commands, results, strict=True)]
         except Malformed:

@@ -162,12 +162,26 @@ class FannedOut:
     acked: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A message of the client that transfers messages (chaos/sim/transferclient.py), or a copy for a subscription."""
+
+    id: int
+    #: TTL in ms; 0: unlimited.
+    ttl_ms: int
+    #: Whether a client's request may have ended the message; true time at which an ack was confirmed.
+    may_end: bool = False
+    acked: float | None = None
+
+
 @dataclass
 class History:
     messages: list[Message] = field(default_factory=list)
     hand_outs: list[HandOut] = field(default_factory=list)
     #: Messages of the topic with subscriptions (chaos/sim/fanout.py).
     fanned_out: list[FannedOut] = field(default_factory=list)
+    #: Message id → message of topics between which messages are transferred (chaos/sim/transfers.py).
+    parcels: dict[int, Parcel] = field(default_factory=dict)
     #: Messages that were pending when a subscription was created that begins with pending messages.
     filled_from: set[int] = field(default_factory=set)
     #: Receives as (consumer, request_id) whose consumer hung up before messages were granted to them.

@@ -120,8 +120,9 @@ def _may_change(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
         # A dead letter is not redriven if another message has its client key.
         keyed = ledger.tables.get(KEYOF, ID_KEY.pack(int(row["first_id"]))) is not None
         return state is State.DEAD and due_ms <= job.began_ms and not keyed
-    if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action == "cancel":
-        return state in _WAITING and spec.action == "cancel"
+    if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action in ("cancel", "transfer"):
+        # A message that a transfer refuses, as its target is full, stays where the job would meet it: see J3.
+        return state in _WAITING and (spec.action == "cancel" or (spec.action == "transfer" and not job.refused))
     wanted_ms = job.began_ms + (spec.delay_ms or 0) if spec.shift_ms is None else due_ms + spec.shift_ms
     wanted_ms = wanted_ms if spec.at_ms is None else spec.at_ms
     moves = max(due_ms, wanted_ms) > ledger.now_ms and wanted_ms != due_ms

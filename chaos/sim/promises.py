@@ -8,7 +8,7 @@ was committed. Each case counts (`History.decide`): what never came up was not t
 
 from collections import defaultdict
 
-from chaos.sim import fanout
+from chaos.sim import fanout, transfers
 from chaos.sim.batches import batches_called_back
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, forgets, found_by_key_of, latest, lease_began, published_ms, where
@@ -294,6 +294,12 @@ def results_last(cluster: SimCluster) -> None:
         cluster.features.kept(node.ledger)
 
 
+def transferred(cluster: SimCluster) -> None:
+    """I1, of the topics between which jobs transfer messages: each message is in one of them, until clients end it."""
+    for node in cluster.nodes()[:1] if not cluster.rotten else ():
+        transfers.kept(cluster.history, node.ledger)
+
+
 def called_back(cluster: SimCluster) -> None:
     """C1: in a topic that asks for callbacks, each ack and each death has one callback."""
     for node in cluster.nodes()[:1]:
@@ -307,4 +313,4 @@ OUTSIDE = (
     late, groups_apart, groups_in_order, groups_in_pace, groups_in_runs, groups_released, schedules_fired, alerted,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out, called_back, results_last,
-            batches_called_back)  # fmt: skip
+            batches_called_back, transferred)  # fmt: skip

@@ -4,7 +4,7 @@ their metrics agree with the history."""
 import zlib
 from typing import Any
 
-from chaos.sim import cursorcheck, ledgercheck, memorycheck
+from chaos.sim import cursorcheck, ledgercheck, memorycheck, transfers
 from chaos.sim.batches import CALLBACKS, MEMBERS
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
@@ -46,7 +46,7 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        others = (*TOPICS, TOPIC, PATIENT, EVENTS, ONCE, LATER, OUTCOMES, MEMBERS, CALLBACKS)
+        others = (*TOPICS, TOPIC, PATIENT, EVENTS, ONCE, LATER, OUTCOMES, MEMBERS, CALLBACKS, *transfers.TOPICS)
         aside = [topic for topic in node.ledger.topics.all if topic.name.partition(SEPARATOR)[0] in others]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {

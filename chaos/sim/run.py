@@ -26,6 +26,7 @@ from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.replicas import conserved
 from chaos.sim.scheduler import PatientOwner, ScheduleOwner
+from chaos.sim.transferclient import TransferClient
 from chaos.sim.uniqueclient import UniqueClient
 from chaos.sim.views import seen
 from chaos.sim.workload import HOUR_S, Workload
@@ -254,11 +255,12 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         | UniqueClient
         | BatchClient
         | DelayClient
+        | TransferClient
     ] = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
     others += [ScheduleOwner(cluster, "scheduler"), PatientOwner(cluster, "patient")]
     others += [FanOutClient(cluster, "fan-out"), UniqueClient(cluster, "once"), BatchClient(cluster, "batches")]
-    others.append(DelayClient(cluster, "later"))
+    others += [DelayClient(cluster, "later"), TransferClient(cluster, "transfers")]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:

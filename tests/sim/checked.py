@@ -21,7 +21,7 @@ CHECKED = (
     "what leaders count", "results", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "G5 groups in pace",
     "G6 groups in runs",
-    "J1 jobs, twice", "J1 jobs, counts",
+    "J1 jobs, twice", "J1 jobs, counts", "J3 transfers, once", "J3 transfers, moved", "J3 transfers, rights",
     "F1 fan-out, copies", "F1 fan-out, hand-outs", "C1 callbacks",
     "S1 schedules", "S1 schedules, triggers", "S2 schedules, wait",
     "U1 unique, stored", "U1 unique, dropped", "D1 delays",

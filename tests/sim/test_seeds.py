@@ -101,7 +101,7 @@ HAPPENS = (
     fired done, occurrences taken, schedule put, schedule pause, schedule resume, schedule delete, schedule trigger,
     schedule backfill, schedule ended, fired with at, fired with start_ms, fired with end_ms,
     fired with max_occurrences, fired with jitter_ms, fired with group, job tags done, job key_prefix done,
-    job from_ms done, job to_ms done, job group done, job schedule done, job ids done,
+    job from_ms done, job to_ms done, job transfer done, job group done, job schedule done, job ids done,
     events published, events taken, events cancelled, events partial, events changed,
     webhook 200, webhook 200 late, webhook 500, webhook 429, webhook silence, webhook refused, alert, blackout
 """.replace("\n    ", " ")

@@ -11,11 +11,12 @@ from chaos.sim.mutations import (
     raft,
     schedules,
     server,
+    transfers,
     uniques,
 )
 from chaos.sim.mutations.table import MUTATIONS, SEEDS, Mutation, broken
 
 __all__ = [
     "MUTATIONS", "SEEDS", "Mutation", "batches", "broken", "delays", "fanout", "features", "groups", "jobs", "oracles",
-    "raft", "schedules", "server", "uniques",
+    "raft", "schedules", "server", "transfers", "uniques",
 ]  # fmt: skip
