@@ -82,7 +82,8 @@ def agenda(ledger: Ledger, start: bytes, until_ms: int, limit: int) -> list[tupl
 
 
 def at_once(template: bytes) -> int:
-    """Limit of the messages of a template that one command makes: every node copies them on its event loop."""
+    """Limit of messages that one command makes from this template. Every node copies the template on its event loop, so
+    a large template has a lower limit."""
     return max(min(MAX_MOVED_BYTES // len(template), MAX_RUN), 1)
 
 

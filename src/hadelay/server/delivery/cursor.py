@@ -54,12 +54,12 @@ class CursorKeeper:
             self._alarm.at(self._term.runtime.monotonic() + self._term.config.dispatch.interval_ms / 1000)
 
     def ride(self) -> tuple[bytes, Done] | None:
-        """The cursor as a command for the batch that closes now; None if the cursor has not changed, or is under
-        way."""
+        """The cursor as a command for the batch that closes now; None if the cursor has not changed, or a proposal of
+        it is under way."""
         return None if self.busy or not self.changed else self._command()
 
     def send(self) -> None:
-        """Propose the cursor in a batch of its own, unless it has not changed, or is under way."""
+        """Propose the cursor in a batch of its own if it has changed and no proposal of it is under way."""
         if (riding := self.ride()) is not None:
             self._term.propose(*riding)
 
