@@ -140,7 +140,8 @@ class Runs:
             raise ended.exception
 
     def _decoded(self, message: SyncMessage) -> Job:
-        """The job of a message; the present one, if its function has another name by now. LookupError without both."""
+        """The job of a message. If the function named in the message does not exist any more, the job as the schedule
+        has it now. LookupError if there is none, either."""
         document: dict[str, Any] = message.json(dict)
         try:
             return jobs.decode(document, self._scheduler, self._alias)

@@ -224,7 +224,7 @@ def _kept(old: ScheduleInfo, job: Job) -> datetime | None:
 
 
 def _rules(job: Job, name: str) -> dict[str, Any]:
-    """What happens to runs that overlap, or were missed."""
+    """Options of the schedule for runs that overlap or were missed."""
     rules: dict[str, Any] = {"catch_up": "one" if job.coalesce else "all", "overlap": "allow"}
     if job.max_instances == 1:
         rules |= {"overlap": "skip"} if job.coalesce else {"group": name}

@@ -120,7 +120,7 @@ def answered(found: Iterable[Answer | HadelayError]) -> list[Answer]:
 
 
 def _first(values: str | None) -> str:
-    """What the first of several proxies wrote into a header."""
+    """First value in a header, which the first of several proxies wrote."""
     return (values or "").partition(",")[0].strip()
 
 

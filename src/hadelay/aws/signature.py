@@ -45,7 +45,8 @@ _SERVICES = ("sqs", "scheduler")
 FORWARDED_HOST = "X-Forwarded-Host"
 #: Headers with this prefix must be signed; proxies and load balancers add none of them.
 _SIGNED_PREFIX = "x-amz-"
-#: Characters that a path keeps, and a name or value of a query, when they are percent-encoded (RFC 3986, unreserved).
+#: Characters that percent-encoding leaves as they are (RFC 3986, unreserved): in a path; and in a name or value of a
+#: query.
 _PATH_SAFE, _QUERY_SAFE = "/-_.~", "-_.~"
 
 
@@ -190,7 +191,7 @@ def check_form(request: SignedRequest) -> tuple[Claim, str]:
 
 
 def _check_payload(said: str | None, body: bytes) -> None:
-    """Raises NotSigned unless the hash that the client says, if any, is that of the body."""
+    """Raises NotSigned if the client's header names a hash, and the body has another one."""
     if said is not None and said != hashlib.sha256(body).hexdigest():
         odd = said.startswith(("UNSIGNED", "STREAMING"))
         what = f"{said[:60]}: the whole body must be signed" if odd else "x-amz-content-sha256 is not the body's hash"

@@ -142,7 +142,7 @@ def pause(name: Name, /, *, remote: Remote = Remote()) -> None:
 
 
 def resume(name: str | None = None, /, *, restored: bool = False, remote: Remote = Remote()) -> None:
-    """Go on from now; occurrences of the pause are not made.
+    """Resume a schedule from now on; occurrences that fell into the pause are not made.
 
     Args:
         name: Name of the schedule.

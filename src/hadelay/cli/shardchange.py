@@ -17,7 +17,7 @@ from hadelay.settings.shardmap import ALL, MAX_PINNED, Rule, Shard, ShardMap
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What a shard knows: GET /v1/shards."""
+    """The shard maps that a shard knows, as GET /v1/shards answers."""
 
     group: int
     current: ShardMap | None = None

@@ -19,7 +19,7 @@ from hadelay.settings.shardmap import ALL, Rule, Shard, ShardMap
 _STEP_S = 30.0
 #: Number of pinned names that a plan shows.
 _SHOWN = 20
-#: What to do about a shard that was restored.
+#: Advice in errors about a shard that was restored from a backup.
 _ELSEWHERE = "run `hadelay shards apply --at N=URL` at another shard, with a URL of this one."
 
 Plan = Annotated[bool, Parameter(help="Show the names that the change would pin, and change nothing.")]
@@ -299,8 +299,8 @@ class Shards:
 
     @classmethod
     def named_by(cls, remote: Remote, given: Mapping[int, str], *, stale: bool = False) -> "Shards":
-        """The shards of the map, and the given ones. The shard that --servers names is asked for the others. stale: ask
-        for the view of one node, which works without a leader."""
+        """The shards of the shard map, which the shard of --servers is asked for, and the shards of `given` (shard →
+        addresses). stale: ask for the map of one node, which works without a leader."""
         found = cls._known(remote, stale=stale)
         base = found.current or found.prepared
         mine = 0 if base is None else base.issuer(found.group)

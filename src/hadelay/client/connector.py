@@ -32,7 +32,7 @@ class Resolver(AbstractResolver):
             if error is None:
                 found.set_result(infos)
             else:
-                # aiohttp expects an OSError; UnicodeError is that of a name that no DNS can have.
+                # aiohttp expects an OSError, but a host name that is impossible in DNS raises UnicodeError.
                 found.set_exception(error if isinstance(error, OSError) else OSError(None, str(error)))
 
         def look_up() -> None:

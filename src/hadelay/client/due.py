@@ -24,7 +24,7 @@ class MovedClock(Protocol):
 
 
 class MovedNode(Protocol):
-    """What the helpers need of `hadelay.testing.LocalNode`."""
+    """The part of `hadelay.testing.LocalNode` that these helpers use."""
 
     url: str
 

@@ -36,13 +36,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_results(results: Sequence[bytes | None]) -> bytes:
-    """Encode the part. results: JSON per lease; None: the lease has no result. b"" if no lease has one."""
+    """Encode the part with handlers' results; b"" if there is no result. results: JSON per lease, or None."""
     given = {lease: AckResult(crc32c(one), one) for lease, one in enumerate(results) if one is not None}
     return _encode(given) if given else b""
 
 
 def encode_replies(replies: Sequence[CallReply | None]) -> bytes:
-    """Encode the part. replies: per lease; None: the lease has no answer. b"" if no lease has one."""
+    """Encode the part with webhooks' answers; b"" if there is no answer. replies: an answer per lease, or None."""
     given = {}
     for lease, reply in enumerate(replies):
         if reply is not None:

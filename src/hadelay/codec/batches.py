@@ -85,7 +85,7 @@ class Step(Packed, frozen=True):
 
 
 class Stored(Packed, frozen=True):
-    """What BATCH_OPEN wrote; never changed."""
+    """Values of a batch that BATCH_OPEN wrote, and that never change."""
 
     key: Name
     #: Name of the token that opened the batch; "" without tokens.

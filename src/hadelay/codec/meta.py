@@ -61,7 +61,7 @@ class _Batch(msgspec.Struct):
 
 
 class CallbackMeta(msgspec.Struct):
-    """What callbacks need to know of a message's meta."""
+    """The fields of a message's meta that callbacks use."""
 
     key: str | None = None
     tp: str | None = None
@@ -124,8 +124,8 @@ def batch_in(meta: bytes | memoryview) -> str:
 
 
 def callback_meta(meta: bytes) -> CallbackMeta:
-    """What callbacks need of a meta map; nothing if the map is malformed, because apply, which calls this, never
-    raises."""
+    """Decode the fields of a meta map that callbacks use. A malformed map counts as empty, because apply calls this and
+    never raises."""
     try:
         return _decode_callback(meta) if meta else CallbackMeta()
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -77,7 +77,7 @@ class Visit:
 
     @property
     def sees(self) -> tuple[str, ...]:
-        """Topics that the visitor may read: visitors for whom they are the same share lists."""
+        """Patterns of the topics that the visitor may read. Visitors with the same patterns share one live list."""
         return tuple(sorted(self.access.rights.globs["read"]))
 
     @property

@@ -45,8 +45,9 @@ for _part in (publish, messages, jobs, consume, topics, schedules, completion, c
 
 
 class HttpServer(Context):
-    """The HTTP server of one node. sockets: see HttpListener. more: routes besides those of the API. doors: further
-    ones, which `http.aws_listen` serves alone. Raises ConfigError if the certificate can't be used."""
+    """The HTTP server of one node. sockets: see HttpListener. more: routes in addition to those of the API. doors:
+    routes of the AWS services; the address `http.aws_listen` serves only these, and the probes. Raises ConfigError if
+    the certificate can't be used."""
 
     def __init__(
         self,

@@ -236,7 +236,8 @@ class Division:
             body, kind = b"[" + b",".join(encoded) + b"]", JSON
         answer = await ask_part(self._call, self._router.destination(shard), body, kind, BatchResults[str])
         if len(answer.results) != len(places):
-            raise OutcomeUnknown(f"shard {shard}: {len(answer.results)} results of {len(places)} items")
+            what = f"shard {shard} answered with {len(answer.results)} results for {len(places)} messages"
+            raise OutcomeUnknown(f"{what}: it is not known which of them are stored")
         return answer.results
 
 

@@ -199,7 +199,7 @@ class _Drafts:
         return times
 
     def _named(self, item: Any, when_ms: int, relative: bool) -> Draft:
-        """Draft of a usual item with a client key, a group or both, which are checked."""
+        """Draft of a usual item with a client key, a group or both. The caller has checked key and group."""
         key, group = item.key, item.group
         return Draft(
             item.topic,

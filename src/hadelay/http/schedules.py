@@ -236,7 +236,7 @@ async def pause_schedule(call: Call) -> Answer:
     shards=_change_in_one,
 )
 async def resume_schedule(call: Call) -> Answer:
-    """Go on from now; occurrences of the pause are not made"""
+    """Resume a schedule from now on; occurrences that fell into the pause are not made"""
     return call.answer(await call.service.schedules.pause(await _own(call), False, call.actor))
 
 

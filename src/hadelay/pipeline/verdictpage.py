@@ -82,5 +82,6 @@ def _by(summary: JobSummary, key: str, problems: Sequence[str]) -> list[dict[str
 
 
 def _columns(key: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Columns of a table: those of all rows, and each verdict that occurs."""
+    """Names of the columns of a table: the key, the two counts that all rows have, and each verdict that occurs in a
+    row."""
     return [key, "messages", "problems", *(name for name in VERDICTS if any(row.get(name) for row in rows))]

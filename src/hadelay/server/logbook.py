@@ -1,4 +1,4 @@
-"""What this node remembers for people, in memory: the last terms with their leaders, and the last backups (ADR 207).
+"""Record for people, in this node's memory only: the last terms with their leaders, and the last backups (ADR 207).
 
 The node that knows tells the others: a new leader why it asked for votes, a former leader why it left, a node how a
 backup of its files ended. Notes may be lost, so a node may not know; no promise rests on this.

@@ -79,12 +79,12 @@ class Peers:
         me: Callable[[], PeerStatus],
     ) -> None:
         self.runtime, self.link, self.clock, self.me = runtime, link, clock, me
-        #: Called after each note, because the clock may have become ready.
+        #: Called after each note (status message) of a peer, because the cluster clock may have become ready by it.
         self.changed: Callable[[], None] = lambda: None
         self.peers = {name: PeerStatus(name) for name in names}
         #: Names of the nodes whose wall clocks count: the voters.
         self.voters = frozenset(names)
-        #: Names of live nodes whose disk has too little free space, this node included, as of the last note.
+        #: Names of live nodes whose disk has too little free space, this node included, by the last note of each peer.
         self.full: list[str] = []
         #: Per linked peer: its monotonic clock minus this node's, too low by the travel time of its last note.
         self._ahead: dict[str, float] = {}
@@ -114,7 +114,8 @@ class Peers:
         return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
 
     def greet(self, name: str) -> None:
-        """Send a note to a peer whose link came up, and forget its clock, which may be another one now."""
+        """Send a note to a peer whose link came up, and forget the peer's clock: the peer may have restarted with
+        another clock."""
         self._ahead.pop(name, None)
         self._send(name)
 

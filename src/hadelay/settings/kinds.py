@@ -38,7 +38,7 @@ Check = Callable[[Any, Settings], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What all settings of this kind have in common."""
+    """Properties that all settings of this kind have."""
 
     name: Literal[
         "duration",

@@ -177,7 +177,7 @@ def job_of(text: str) -> tuple[int, int]:
 
 
 class Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a shard knows of the shards. A change replaces the object."""
+    """The shard maps that one shard knows. A change replaces the object."""
 
     current: ShardMap | None = None
     #: Map of a change that is under way: the shard creates only topics that it owns under both maps.

@@ -259,7 +259,7 @@ def verify_some(path: str) -> Generator[int, None, None]:
             start: bytes | None = b""
             while start is not None:
                 try:
-                    # A short transaction each time: LMDB keeps old pages while it lasts.
+                    # A transaction per piece: LMDB frees no old pages during a long one, so the file would grow.
                     size, start = _verify_piece(env, path, table, start)
                 except lmdb.NotFoundError:  # another process has dropped the table meanwhile
                     break

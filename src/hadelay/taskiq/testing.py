@@ -35,7 +35,7 @@ class Worker:
             if call is not None:
                 ended = asyncio.Event()
                 delivery = Delivery(messages[0], ended.set)
-                # A task of its own, as in a worker: the result belongs to it.
+                # Run the call in a new asyncio task, as a worker does: its result is kept in a context variable.
                 await asyncio.create_task(receiver.callback(AckableMessage(data=call, ack=delivery.ack)))
                 if not ended.is_set():
                     await messages[0].nack(reason="taskiq ended the call without an ack")

@@ -27,7 +27,7 @@ class Worker:
         """Run the calls that are due by the node's clock, until none is; returns the number of attempts."""
         if names := [task.name for task in self._app.tasks.values() if task.rules.cpu]:
             raise TypeError(f"{names[0]} has cpu=True: test it with `hadelay work`")
-        # A thread of its own: the test may run in an event loop.
+        # Run in a new thread: the test may run in an event loop, where asyncio.run would fail.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._run()).result()
 

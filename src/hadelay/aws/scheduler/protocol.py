@@ -20,7 +20,7 @@ from hadelay.http.decoding import parse_query
 _JSON = "application/json"
 MISSING = "ResourceNotFoundException"
 _NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}", re.ASCII)
-#: What the header amz-sdk-request of a repetition has.
+#: Pattern of the header amz-sdk-request of a repeated request: an attempt number other than 1.
 _REPETITION = re.compile(r"attempt=(?!1\b)\d+")
 #: HTTP status of the API's own codes; other codes keep the status of the error.
 _STATUS = {

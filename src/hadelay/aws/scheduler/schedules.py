@@ -182,7 +182,7 @@ async def _wherever(run: Run, ask: Ask, document: OfGroup) -> Any:
     having = [one for one in found if isinstance(one, Answer) and one.status == HTTPStatus.OK]
     if having:
         return having[0]
-    # Without one, the shard without an answer may have it.
+    # No shard that answered has the schedule, but a shard that did not answer may have it: report that.
     if (refusal := refused(whole(found))) is not None:
         return refusal
     raise unknown

@@ -198,7 +198,7 @@ def shown(queue: Queue) -> dict[str, str]:
 
 
 def differences(queue: Queue, given: Attributes) -> list[str]:
-    """Names of attributes that a queue has with other values than the given ones."""
+    """Names of the attributes whose given values differ from those of the queue."""
     now = shown(queue)
     return [name for name, value in given.items() if _plain(name, now.get(name, "")) != _plain(name, value)]
 
@@ -213,8 +213,8 @@ def _plain(name: str, value: str) -> Any:
 
 
 async def check_target(ask: Ask, name: str, settings: dict[str, Any]) -> None:
-    """Raises AwsError if the queue for dead letters of the queue `name` does not exist: a mistyped name would make a
-    topic of its own. So it does for one of another shard."""
+    """Raises AwsError if the dead-letter queue named in the settings of the queue `name` is in another shard, or does
+    not exist: dead letters would create a topic of a mistyped name."""
     target = settings.get("dead_letter")
     if target is not None:
         need_own_shard(ask, "RedrivePolicy", target, name)

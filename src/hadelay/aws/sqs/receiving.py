@@ -100,7 +100,7 @@ def _request_id(ask: Ask, queue: str, attempt: str | None) -> bytes:
 
 
 def check_timeout(ask: Ask, seconds: int | None) -> int | None:
-    """A visibility timeout in ms; None for that of the queue. Raises AwsError."""
+    """Visibility timeout of a request in ms; None: the queue's timeout applies. Raises AwsError."""
     longest = ask.call.context.config.max_lease_ms // 1000
     return None if seconds is None else 1000 * within("VisibilityTimeout", seconds, 0, longest, 0) or SHORTEST_MS
 

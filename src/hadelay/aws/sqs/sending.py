@@ -160,7 +160,7 @@ def _options(given: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _system(message: Message) -> dict[str, str]:
-    """What the message's meta keeps of its system attributes. Raises AwsError."""
+    """The system attributes of a message that its meta keeps. Raises AwsError."""
     given = message.MessageSystemAttributes
     if not given:
         return {}

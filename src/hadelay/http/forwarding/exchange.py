@@ -111,7 +111,8 @@ class Exchange:
 
     def _parse(self, head: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, fields by name in lower case, and lines to pass on. head: up to the last line's end."""
-        # Answers to publishes differ in their Location alone, and nothing of it concerns this connection.
+        # Parse the head without its Location, the only header in which answers to publishes differ: `_parsed` caches
+        # heads, and Location does not concern the connection.
         own = _LOCATION.search(head)
         rest = head if own is None else head[: own.start()] + head[own.end() :]
         parsed = _parsed(rest)

@@ -1,8 +1,8 @@
 """Counts of messages by due time, from counts that storage keeps for each hour, without reading a message (ADR 86).
 
 Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
-slices, each entry once per process, and subtracted. So a question costs what is new since the last one. The seconds of
-one topic are counted entry by entry, and so only for short ranges, and in the hours in which a range begins or ends
+slices, each entry once per process, and subtracted. So a query costs only what is new since the last query. The seconds
+of one topic are counted entry by entry, and so only for short ranges, and in the hours in which a range begins or ends
 within a minute.
 """
 

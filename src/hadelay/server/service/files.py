@@ -65,7 +65,8 @@ class Files(Service):
         return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
     def patrol(self, *, now: bool = False) -> Patrol:
-        """What this node found when it compared its files with their checksums. now: begin to compare all files."""
+        """Results of this node's comparison of its files with their checksums. now: begin a new comparison of all
+        files."""
         patrol = self._node.patrol
         if now:
             patrol.check_now()

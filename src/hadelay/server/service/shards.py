@@ -22,7 +22,7 @@ class ShardService(Service):
 
     @property
     def known(self) -> Shards:
-        """What this node knows of the shards; each change makes a new object."""
+        """The shard maps that this node knows; each change makes a new object."""
         return self._node.ledger.shards
 
     @property

@@ -60,7 +60,7 @@ class Facts(NamedTuple):
     uncounted: int  # number of earlier attempts that do not count
     redelivered: bool
     meta: Meta
-    #: Of a copy for a subscription, id of the published message.
+    #: Id of the published message, if this message is a copy for a subscription.
     published_id: str | None = None
 
 
