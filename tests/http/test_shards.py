@@ -34,6 +34,12 @@ async def test_a_map_is_put_in_two_steps_and_publishes_obey_it(node: Node) -> No
     assert (refused.status, "belongs to shard 1" in refused.json["detail"]) == (422, True)
 
 
+async def test_a_cluster_without_a_map_has_no_shard_to_name(node: Node) -> None:
+    for method, path in (("GET", "/v1/topics?shard=0"), ("POST", "/v1/topics/a/messages?delay=1h&shard=0")):
+        refused = await node.ask(method, path, b"x" if method == "POST" else None)
+        assert (refused.status, "has no shard map: leave the shard out" in refused.json["detail"]) == (400, True)
+
+
 async def test_wrong_maps_are_refused_in_words(node: Node) -> None:
     wrong = await node.ask("PUT", "/v1/shards", {"step": "prepare", "map": MAP | {"rules": MAP["rules"][:1]}})
     assert (wrong.status, "last rule must have the pattern *" in wrong.json["detail"]) == (400, True)

@@ -122,12 +122,13 @@ class ShardRouter:
 
     def choose(self, query: str) -> tuple[int | None, str]:
         """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown one."""
-        current = self.known.current
-        if current is None or "shard=" not in query:
+        if "shard=" not in query:
             return None, query
-        pairs = query.split("&")
+        current, pairs = self.known.current, query.split("&")
         given = [pair.partition("=")[2] for pair in pairs if pair.startswith("shard=")]
-        if len(given) > 1 or (given and given[0] not in map(str, current.shards)):
+        if given and current is None:
+            raise BadRequest("shard: this cluster has no shard map: leave the shard out")
+        if len(given) > 1 or (given and current is not None and given[0] not in map(str, current.shards)):
             raise BadRequest(f"shard: {given[0][:20]!r}: name one shard of the map: {self.all}")
         rest = "&".join(pair for pair in pairs if not pair.startswith("shard="))
         return (int(given[0]) if given else None), rest
