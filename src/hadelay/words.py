@@ -11,6 +11,9 @@ _TYPES = {
 #: Settings that may be written in more than one way → examples of their values for error texts.
 _FORMS = {"backoff": 'a list, ["1s", "30s"], or {"min": "1s", "max": "1h"}'}
 _EXPECTED = re.compile(r"[Ee]xpected `([^`]+)`(?:, got `(\w+)`)?")
+#: A limit of a number, or of a length.
+_LIMIT = re.compile(r"[Ee]xpected `(\w+)` (of length )?(>=|<=|<|>) (\S+)")
+_LIMITS = {">=": "at least", "<=": "at most", "<": "less than", ">": "more than"}
 _MISSING = re.compile(r"[Oo]bject missing required field `([^`]+)`")
 _NUMBERS = re.compile(r"\d+")
 _CHOICE = re.compile(r"[Ii]nvalid enum value (.+)")
@@ -27,6 +30,9 @@ def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
         wanted = _FORMS.get(member) or either([_TYPES.get(name, name) for name in expected[1].split(" | ")])
         got = _TYPES.get(expected[2] or "", expected[2])
         return f"expected {wanted}" + (f", not {got}" if got else "")
+    if limit := _LIMIT.fullmatch(text):
+        unit = {"str": " characters", "array": " items"}.get(limit[1], "") if limit[2] else ""
+        return f"expected {_TYPES.get(limit[1], limit[1])}, {_LIMITS[limit[3]]} {limit[4]}{unit}"
     return f"{text[0].lower()}{text[1:]}"
 
 

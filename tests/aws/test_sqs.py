@@ -247,7 +247,7 @@ def test_attributes_of_a_queue(cluster: Cluster, sqs: Any, queue: Make) -> None:
         ({"DelaySeconds": "many"}, "InvalidAttributeValue"),
         ({"ReceiveMessageWaitTimeSeconds": "21"}, "InvalidAttributeValue"),
         ({"MaximumMessageSize": "1"}, "InvalidAttributeValue"),
-        ({"RedrivePolicy": "{"}, "InvalidAttributeValue"),
+        ({"RedrivePolicy": "{"}, "InvalidParameterValue"),
         (policy("arn:aws:sns:x:000000000000:y"), "InvalidParameterValue"),
         (policy("arn:aws:sqs:x:000000000000:none"), "InvalidParameterValue"),
         ({"KmsMasterKeyId": "alias/x"}, "InvalidAttributeValue"),
@@ -317,9 +317,9 @@ def test_operations_that_are_missing_are_refused_in_words(cluster: Cluster, sqs:
     for body, expected in (
         (b"{", "SerializationException"),
         (b"{}", "MissingRequiredParameterException"),
-        (b'{"QueueUrl": 1}', "InvalidParameterValueException"),
-        (b"[" * 100_000, "InvalidParameterValueException"),
-        (b'{"QueueUrl": ' + b"[" * 100_000, "InvalidParameterValueException"),
+        (b'{"QueueUrl": 1}', "SerializationException"),
+        (b"[" * 100_000, "SerializationException"),
+        (b'{"QueueUrl": ' + b"[" * 100_000, "SerializationException"),
         (b'{"a": ' + b"[" * 100_000, "SerializationException"),
     ):
         answer = cluster.ask("n1", "POST", "/aws/sqs", body, headers=head)

@@ -24,7 +24,7 @@ def queue_of_arn(arn: str, member: str) -> str:
     found = _ARN.fullmatch(arn)
     if found is None or found[1] != "sqs":
         raise AwsError(
-            "InvalidParameterValue", f"{member}: {arn[:200]!r} is not the ARN of a queue: {queue_arn('NAME')}"
+            "InvalidParameterValueException", f"{member}: {arn[:200]!r} is not the ARN of a queue: {queue_arn('NAME')}"
         )
     return found[4]
 

@@ -96,11 +96,16 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Kept).decode
 
 
-def pack(request: Schedule, created_s: float | None) -> str:
-    """The document to keep, as JSON. created_s: time of the creation of a schedule that is updated. Raises AwsError."""
+def kept_of(request: Schedule, created_s: float | None) -> Kept:
+    """The document to keep. created_s: time of the creation of a schedule that is updated."""
     target = replace(request.target, input=None)
     fields = asdict(request) | {"target": target, "group_name": DEFAULT, "name": None, "state": "ENABLED"}
-    text = _encode(Kept(**fields, creation_date=created_s, has_input=request.target.input is not None)).decode()
+    return Kept(**fields, creation_date=created_s, has_input=request.target.input is not None)
+
+
+def pack(request: Schedule, created_s: float | None) -> str:
+    """The document to keep, as JSON. Raises AwsError."""
+    text = _encode(kept_of(request, created_s)).decode()
     if (size := len(text.encode())) > _MAX_KEPT:
         raise invalid(
             f"the schedule has {size} bytes without its Input; at most {_MAX_KEPT} are kept: shorten the Description"

@@ -45,14 +45,14 @@ class Times(NamedTuple):
 
 def parse(expression: str, timezone: str) -> Times:
     """Raises AwsError."""
-    found = _EXPRESSION.fullmatch(expression.strip())
+    found = _EXPRESSION.fullmatch(expression)
     if found is None:
         raise invalid(f"ScheduleExpression: {expression[:80]!r} is none of {_FORMS}")
     try:
         zones.zone(timezone)
     except BadRequest as error:
         raise invalid(f"ScheduleExpressionTimezone: {error.detail.partition(': ')[2]}") from None
-    kind, text = found[1], found[2].strip()
+    kind, text = found[1], found[2]
     if kind == "at":
         return Times(at_ms=_local_ms(text, timezone))
     if kind == "rate":

@@ -151,7 +151,10 @@ async def create_schedule_group(ask: Ask, document: CreateGroup) -> Any:
         tags = _tags(document.tags)
         now_s = ask.call.service.access.now_ms() / 1_000
         await _put(ask, name, _Stored(tags, now_s, document.client_token), 0)
-    elif document.client_token is None or found.stored.client_token != document.client_token:
+    elif document.client_token is None or (found.stored.client_token, found.stored.tags) != (
+        document.client_token,
+        _tags(document.tags),
+    ):
         raise AwsError("ConflictException", f"there is a schedule group {name!r}", 409)
     return {"ScheduleGroupArn": group_arn(name)}
 

@@ -31,7 +31,7 @@ _STATUS = {
 _OWN_CODE = {
     "ServiceUnavailable": "InternalServerException",
     "InternalFailure": "InternalServerException",
-    "InvalidParameterValue": "ValidationException",
+    "InvalidParameterValueException": "ValidationException",
 }
 
 

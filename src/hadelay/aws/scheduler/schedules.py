@@ -77,6 +77,11 @@ class Found(NamedTuple):
     #: Whether a consumer has received the message, and has not settled it yet.
     leased: bool = False
 
+    def is_of(self, request: Schedule) -> bool:
+        """Whether a request with this document, ClientToken included, made the schedule."""
+        same = self.kept == documents.kept_of(request, self.kept.creation_date) and self.state == request.state
+        return same and request.target.input in (None, self.input)
+
 
 class _Plan(NamedTuple):
     """What a request asks for, with all that was computed and checked."""
@@ -139,9 +144,9 @@ async def create_schedule(ask: Ask, document: Schedule) -> Any:
         return NOTHING
     topic, url = await _target(ask, document.target)
     await need_group(ask, group)
-    found = await find(ask, group, name)
+    found = await find(ask, group, name, body=True)
     if existing := next((one for one in found if one.exists), None):
-        if document.client_token is None or existing.kept.client_token != document.client_token:
+        if document.client_token is None or not existing.is_of(document):
             raise AwsError("ConflictException", f"there is a schedule {name!r} in the group {group!r}", 409)
     else:
         await _store(ask, _planned(ask, document, name, (topic, url)), found)

@@ -6,14 +6,15 @@ Labels of SQS begin with `aws:`, as no tag of a user may.
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from msgspec import field
+import msgspec
+from msgspec import Meta, Struct, field
 
 from hadelay.aws import arns
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
-from hadelay.aws.sqs.protocol import OfQueue, named, need_own_shard, operations
+from hadelay.aws.sqs.protocol import OfQueue, invalid, named, need_own_shard, operations
 from hadelay.settings.topic import TopicSettings
 
 OWN = "aws:"
@@ -94,16 +95,22 @@ def _label(check: Callable[[Ask, str, str], object]) -> Callable[[Ask, str, str]
     return read
 
 
+class _Policy(Struct):
+    deadLetterTargetArn: str
+    maxReceiveCount: Annotated[int, Meta(ge=1, le=1_000)]
+
+
 def _redrive_policy(ask: Ask, name: str, value: str) -> dict[str, Any]:
     if not value:
         return {"dead_letter": None, "max_attempts": 0}
-    policy = _object(name, value)
-    target, count = policy.get("deadLetterTargetArn"), str(policy.get("maxReceiveCount", ""))
-    if not isinstance(target, str) or not count:
-        raise _wrong(name, value, '{"deadLetterTargetArn": ARN of a queue, "maxReceiveCount": number}')
-    queue = arns.queue_of_arn(target, "deadLetterTargetArn")
+    try:
+        policy = msgspec.json.decode(value, type=_Policy, strict=False)
+    except (msgspec.MsgspecError, RecursionError):
+        form = '{"deadLetterTargetArn": ARN of a queue, "maxReceiveCount": 1 to 1000}'
+        raise invalid(f"{name}: {value[:80]!r}; expected {form}") from None
+    queue = arns.queue_of_arn(policy.deadLetterTargetArn, "deadLetterTargetArn")
     ask.access.need("publish", queue)
-    return {"dead_letter": queue, "max_attempts": _number("maxReceiveCount", count, 1, 1_000)}
+    return {"dead_letter": queue, "max_attempts": policy.maxReceiveCount}
 
 
 def _object(name: str, value: str) -> dict[str, Any]:
@@ -112,7 +119,7 @@ def _object(name: str, value: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _wrong(name, value, "a JSON object")
+        raise invalid(f"{name}: {value[:80]!r} is not a JSON object")
     return found
 
 

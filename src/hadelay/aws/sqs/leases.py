@@ -5,7 +5,7 @@ from typing import Any
 
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
-from hadelay.aws.sqs.attributes import FIFO
+from hadelay.aws.sqs.attributes import FIFO, find
 from hadelay.aws.sqs.batches import Entry, check_entries, results
 from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations
 from hadelay.aws.sqs.receiving import check_timeout
@@ -73,10 +73,13 @@ def _others(entries: Sequence[Entry], bad: Bad) -> dict[int, dict[str, str]]:
 
 
 async def _foreign(ask: Ask, name: str, handles: Sequence[str]) -> Bad:
-    """Errors of the handles that are no leases of this queue."""
+    """Errors of the handles that are no leases of this queue. Raises NotFound if there is no queue."""
     topics = await ask.call.service.consume.topic_of_each(list(handles))
     error = AwsError("ReceiptHandleIsInvalid", f"ReceiptHandle: this is no handle of a message of {name}")
-    return {at: error for at, topic in enumerate(topics) if topic != name}
+    bad: Bad = {at: error for at, topic in enumerate(topics) if topic != name}
+    if bad:
+        await find(ask, name, stale=True)
+    return bad
 
 
 async def _delete(ask: Ask, url: str, handles: Sequence[str]) -> Bad:

@@ -6,27 +6,27 @@ topic keeps its dead letters itself, a job `redrive` brings them back.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hadelay.api.jobs import Job
 from hadelay.aws import arns
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs.attributes import FIFO
-from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, need_own_shard, operations, within
-from hadelay.aws.sqs.queues import page
+from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, need_own_shard, operations
+from hadelay.aws.sqs.queues import PageSize, page
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.errors import NotFound
 from hadelay.rules.access import need_begin, need_job
 
-#: Limits of SQS: messages per second of a task, and tasks in a list.
-_FASTEST, _MOST = 500, 10
 _ACTIONS = ("transfer", "redrive")
 _STATES = {"queued": "RUNNING", "running": "RUNNING", "done": "COMPLETED", "stopped": "CANCELLED"}
 
 
 class ListDeadLetterSourceQueues(OfQueue):
-    MaxResults: int | None = None
+    MaxResults: PageSize | None = None
     NextToken: str | None = None
 
 
@@ -40,11 +40,11 @@ class _OfSource(Document):
 
 class StartMessageMoveTask(_OfSource):
     DestinationArn: str | None = None
-    MaxNumberOfMessagesPerSecond: int | None = None
+    MaxNumberOfMessagesPerSecond: Annotated[int, Meta(ge=1, le=500)] | None = None
 
 
 class ListMessageMoveTasks(_OfSource):
-    MaxResults: int | None = None
+    MaxResults: Annotated[int, Meta(ge=1, le=10)] = 1
 
 
 class CancelMessageMoveTask(Document):
@@ -82,7 +82,6 @@ async def _existing(ask: Ask, name: str, member: str) -> list[str]:
 async def start_message_move_task(ask: Ask, document: StartMessageMoveTask) -> Any:
     name, rate = arns.queue_of_arn(document.SourceArn, "SourceArn"), document.MaxNumberOfMessagesPerSecond
     need_job(ask.access, "transfer", name)
-    within("MaxNumberOfMessagesPerSecond", rate, 1, _FASTEST, 1)
     sources = await _existing(ask, name, "SourceArn")
     into = await _destination(ask, document.DestinationArn, name)
     topic = await ask.call.service.topics.get_topic(name, stale=False)
@@ -127,8 +126,7 @@ async def list_message_move_tasks(ask: Ask, document: ListMessageMoveTasks) -> A
     name = arns.queue_of_arn(document.SourceArn, "SourceArn")
     need_job(ask.access, "transfer", name)
     await _existing(ask, name, "SourceArn")
-    most = within("MaxResults", document.MaxResults, 1, _MOST, 1)
-    tasks = (await _tasks(ask, name))[:most]
+    tasks = (await _tasks(ask, name))[: document.MaxResults]
     topic = await ask.call.service.topics.get_topic(name, stale=False)
     waiting = topic.ready + topic.blocked + topic.scheduled
     return {"Results": [_shown(name, job, waiting if job.action == "transfer" else topic.dead) for job in tasks]}

@@ -19,7 +19,9 @@ from hadelay.http.call import Call
 
 _JSON = "application/x-amz-json-1.0"
 _TARGET = "AmazonSQS."
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_MISSING = re.compile(r"Object missing required field `(\w+)`|.+, got `null`")
+#: A value of the right type that a document's limits refuse; other errors are of the type.
+_BEYOND = re.compile(r"Expected `\w+` (of length )?[<>]")
 #: Beginning of SQS's errors in XML.
 _XML = '<?xml version="1.0"?><ErrorResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/"><Error><Type>'
 #: Codes of the old Query protocol for codes of the JSON protocol, where they differ: SDKs compare them, too.
@@ -87,15 +89,9 @@ async def handle(ask: Ask) -> Answer:
 
 def _wrong(member: str, text: str) -> AwsError:
     if missing := _MISSING.fullmatch(text):
-        return AwsError("MissingRequiredParameterException", f"{missing[1]}: this member is required")
-    return invalid(said(member, text))
-
-
-def within(member: str, value: int | None, least: int, most: int, default: int) -> int:
-    """A number, or the default. Raises AwsError."""
-    if value is not None and not least <= value <= most:
-        raise invalid(f"{member}: {value} is not allowed; {least} to {most}")
-    return default if value is None else value
+        return AwsError("MissingRequiredParameterException", f"{missing[1] or member}: this member is required")
+    code = "InvalidParameterValueException" if _BEYOND.match(text) else "SerializationException"
+    return AwsError(code, said(member, text))
 
 
 def invalid(words: str) -> AwsError:

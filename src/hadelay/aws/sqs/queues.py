@@ -5,10 +5,10 @@ import binascii
 import re
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 
 from hadelay.api.text import check_topic
 from hadelay.aws import arns
@@ -16,13 +16,14 @@ from hadelay.aws.door import Ask, answered
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Run
 from hadelay.aws.sqs import attributes
-from hadelay.aws.sqs.protocol import Document, Named, OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.protocol import Document, Named, OfQueue, invalid, named, operations
 from hadelay.aws.sqs.tags import check_tags
 from hadelay.errors import NotFound
 from hadelay.model import SEPARATOR
 
 #: Limit of the names in one page of a list.
 PAGE = 1_000
+PageSize = Annotated[int, Meta(ge=1, le=PAGE)]
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 
 
@@ -33,7 +34,7 @@ class CreateQueue(Named):
 
 class ListQueues(Document):
     QueueNamePrefix: str = ""
-    MaxResults: int | None = None
+    MaxResults: PageSize | None = None
     NextToken: str | None = None
 
 
@@ -119,7 +120,7 @@ def page(
 ) -> dict[str, object]:
     """A page of queue URLs, by name. Without MaxResults, SQS gives the first 1,000 and no token. more: whether names
     follow behind these."""
-    limit = within("MaxResults", most, 1, PAGE, PAGE)
+    limit = most or PAGE
     after = "" if token is None else _name_of(token)
     left = sorted(name for name in names if name > after)
     some = left[:limit]

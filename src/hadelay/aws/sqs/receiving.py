@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import field
+from msgspec import Meta, field
 
 from hadelay.api.consuming import Received
 from hadelay.api.service import Leader, ReceiveRequest
@@ -16,7 +16,7 @@ from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs import values
 from hadelay.aws.sqs.attributes import FIFO, SHORTEST_MS, find
-from hadelay.aws.sqs.protocol import OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.protocol import OfQueue, invalid, named, operations
 from hadelay.aws.sqs.sending import TRACE, sequence
 from hadelay.aws.sqs.values import SYSTEM
 from hadelay.errors import HadelayError
@@ -39,9 +39,9 @@ class ReceiveMessage(OfQueue):
     AttributeNames: list[str] = field(default_factory=list)
     MessageSystemAttributeNames: list[str] = field(default_factory=list)
     MessageAttributeNames: list[str] = field(default_factory=list)
-    MaxNumberOfMessages: int | None = None
+    MaxNumberOfMessages: Annotated[int, Meta(ge=1, le=10)] | None = None
     VisibilityTimeout: int | None = None
-    WaitTimeSeconds: int | None = None
+    WaitTimeSeconds: Annotated[int, Meta(ge=0, le=_LONGEST_S)] | None = None
     ReceiveRequestAttemptId: str | None = None
 
     @property
@@ -68,8 +68,8 @@ async def receive_message(ask: Ask, document: ReceiveMessage) -> Any:
         [name],
         ask.access.actor.token or "sqs",
         _request_id(ask, name, document.ReceiveRequestAttemptId),
-        within("MaxNumberOfMessages", document.MaxNumberOfMessages, 1, 10, 1),
-        1000 * within("WaitTimeSeconds", wait_s, 0, _LONGEST_S, 0),
+        document.MaxNumberOfMessages or 1,
+        1000 * wait_s,
         check_timeout(ask, document.VisibilityTimeout),
         group_max=10 if name.endswith(FIFO) else 1,
         node=ask.relayed_by,
@@ -102,7 +102,11 @@ def _request_id(ask: Ask, queue: str, attempt: str | None) -> bytes:
 def check_timeout(ask: Ask, seconds: int | None) -> int | None:
     """Visibility timeout of a request in ms; None: the queue's timeout applies. Raises AwsError."""
     longest = ask.call.context.config.max_lease_ms // 1000
-    return None if seconds is None else 1000 * within("VisibilityTimeout", seconds, 0, longest, 0) or SHORTEST_MS
+    if seconds is None:
+        return None
+    if not 0 <= seconds <= longest:
+        raise invalid(f"VisibilityTimeout: {seconds} is not allowed; 0 to {longest}")
+    return 1000 * seconds or SHORTEST_MS
 
 
 async def _message(
