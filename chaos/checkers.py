@@ -354,7 +354,7 @@ def outlived(history: History) -> Iterator[Case]:
     clock = _ClusterTime(history)
     for g in history.given:
         put = history.puts.get(g.n)
-        # The network may have repeated a reschedule by a delay, which then restarted the TTL later.
+        # Skip rescheduled messages: the network may have repeated the reschedule, and the repetition restarts the TTL.
         over_ms = None if put is None or put.id != g.id or put.move_asked is not None else _over_ms(history, put)
         if over_ms is not None:
             behind_ms = g.now_ms - clock.most_ms(g.asked, g.got) - over_ms

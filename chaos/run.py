@@ -225,8 +225,8 @@ class Run:
         await asyncio.sleep(max(0.0, end - self.history.clock()))
 
     async def _strike_all(self, together: Iterable[Fault]) -> None:
-        """Strike all faults of a round. All are healed when this returns or raises, also if one failed or this task is
-        cancelled."""
+        """Inject all faults of a round at the same time. All are healed when this returns or raises, also if one failed
+        or this task is cancelled."""
         try:
             async with asyncio.TaskGroup() as strikes:
                 for fault in together:

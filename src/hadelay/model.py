@@ -61,7 +61,8 @@ class Event(IntEnum):
     TRANSFERRED = 10
 
 
-#: Events that move the message to a new index entry; the event's `other_hour` and `consumer` say where that entry is.
+#: Events that move the message to a new index entry. In such an event, `other_hour` is the hour of the new entry, and
+#: `consumer` is the entry's number instead of a consumer's.
 MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN, Event.TRANSFERRED)
 
 

@@ -28,7 +28,7 @@ KEY = "x-hadelay-key"
 USER = "x-hadelay-user-id"
 #: Times above this are no Unix seconds: the year 2106.
 _LAST_S = 0xFFFF_FFFF
-#: Limit of a delay in ms that is read; a cluster's own limit (limits.max_delay_ms) is lower.
+#: Maximum in ms to which a longer delay in a header is cut; a cluster's own limit (limits.max_delay_ms) is lower.
 _LONGEST_MS = 1 << 62
 
 

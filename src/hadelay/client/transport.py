@@ -69,7 +69,8 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
         text = text if "://" in text else f"http://{text}"
         if re.fullmatch(r"https?://[^/?#\s]+/[^?#]*", text):
             raise ValueError(
-                f"{url!r}: nodes are not served under a path: give the proxy a host name or port for hadelay"
+                f"{url!r}: nodes are not served under a path: remove the path; behind a proxy, use a host name or port "
+                "that the proxy forwards to hadelay alone"
             )
         if not _address(text):
             raise ValueError(f"{url!r}: expected an address such as http://127.0.0.1:8400")

@@ -107,8 +107,8 @@ def uncounted(delay_ms: int) -> int:
 
 
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "", *, delays: U32 | None = None) -> bytes:
-    """Encode a SETTLE that nacks. delay_ms: −1: the topic's backoff; DEAD_NOW; other negative values: see
-    `uncounted`. reason, delays: see `encode_settle`."""
+    """Encode a SETTLE that nacks. delay_ms: delay until the retry, or −1 for the topic's backoff, DEAD_NOW to make the
+    messages dead letters, or a value of `uncounted`. reason, delays: see `encode_settle`."""
     return encode_settle(node, rows, nack=True, value_ms=delay_ms, reason=reason, delays=delays)
 
 

@@ -40,7 +40,7 @@ _CHANGES = {"shift": "shift", "delay": "delay", "at": "deliver_at"}
 _RARE = ("error", "group", "schedule", "retrying", "ids")
 #: Progress from which the time left is estimated.
 _KNOWN = 0.02
-#: Fields of the form: of the filter, then of the action.
+#: Fields of the form: the action, the filter, and the action's options (new due time, target topic, rate).
 FIELDS = ("action", *_FILTER, *_CHANGES, "into", "rate")
 #: Number of jobs in the table, the latest first.
 _SHOWN = 100

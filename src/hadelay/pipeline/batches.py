@@ -23,7 +23,7 @@ from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_int
 from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, damage, events_of, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
-#: Columns with few different values; `read` returns them as dictionaries on request.
+#: Columns with few different values; `read` returns them dictionary-encoded if as_codes is true.
 CODED = frozenset(("topic", "subscription", "state", "content_type", "event", "consumer", "node", "reason", "schedule"))
 #: Maximum size of the records per batch, in bytes.
 _BATCH_BYTES = 64 << 20

@@ -30,7 +30,7 @@ def schedule_spec(document: Times, topic: str) -> Spec:
     """Make a schedule's specification (Spec) from a request. Raises BadRequest and Impossible."""
     given = [name for name in ("cron", "every", "at") if getattr(document, name) is not None]
     if len(given) != 1:
-        raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")
+        raise BadRequest(f"give exactly one of cron, every and at; given: {', '.join(given) or 'none'}")
     if document.cron is None and document.timezone != "UTC":
         raise BadRequest("timezone: only with cron; `every` and `at` are the same in all zones")
     options = {} if not isinstance(document, PutSchedule) else _options(document)

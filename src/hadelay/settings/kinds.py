@@ -276,7 +276,7 @@ HEADERS = Kind(
 
 
 def backoff(read: Callable[[Any], Any]) -> Kind:
-    """Waits before retries: a list of durations, or the fields of an exponential backoff."""
+    """Kind of a setting for the delays before retries: a list of durations, or the fields of an exponential backoff."""
     fields = {
         "min_ms": Part(duration(1, "max_delay_ms"), required=True),
         "max_ms": Part(duration(1, "max_delay_ms"), required=True),

@@ -126,7 +126,8 @@ def _wrong(field: _Field, value: str) -> str:
 
 
 def _with_short_names(field: _Field, term: str) -> str | None:
-    """The term with names of three letters, and numbers before L; None if that is no valid term either."""
+    """Correct an invalid term of a field: cut names to three letters, and write a number in place of a name before L
+    (FRIDAYL: 5L). None if this changes nothing, or does not make the term valid or a descending range."""
     if not field.names:
         return None
     short = re.sub(

@@ -78,7 +78,7 @@ def copy_before_move(ledger: Ledger, hour: int, rows: Rows) -> None:
 
 
 def step(ledger: Ledger, job: BulkJob, found: list[tuple[int, Rows]]) -> None:
-    """Copy the next messages of a fill: entries as (hour, INDEX rows)."""
+    """Copy the next messages of a fill. found: the entries of these messages, as (hour, INDEX rows)."""
     for hour, rows in found:
         acts = _meant_by(ledger, job, rows) & open_for(ledger, job.topics, hour, rows)
         job.settled += int((~acts).sum())

@@ -144,7 +144,8 @@ def _is_cancelled(ledger: Ledger, message_id: int) -> bool:
     """Whether the message and all of its copies were cancelled, or purged: their topic, or their dead letters."""
     _, hour, index = unpack_id(message_id)
     if index >= ledger.store.count(hour):
-        return False  # the hour is deleted, so its messages had ended
+        # The hour is deleted, so `family` may be empty although nothing was cancelled or purged.
+        return False
     states = [state_of(ledger, place, ledger.now_ms) for _, place in family(ledger, message_id)]
     return all(state is State.CANCELLED for state in states)
 

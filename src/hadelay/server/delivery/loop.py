@@ -411,8 +411,8 @@ class DeliveryLoop:
         return self._grants.core.windows.size if self._grants is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
-        """Per topic number, for the topics `numbers` or for all topics: number of messages that are due, not leased and
-        not settled; and time at which the oldest fell due. Topics without such messages are left out."""
+        """Count the messages that are due, not leased and not settled, in the topics `numbers` or in all topics.
+        Returns topic number → (count, time at which the oldest fell due), without topics that have none."""
         if self._grants is None:
             return {}
         core = self._grants.core

@@ -240,7 +240,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
     return [CheckOut(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
 
 
-#: Words for the alarms of the cluster clock (ClusterClock.alarms), but for those that name a node.
+#: Alarm of the cluster clock (ClusterClock.alarms) → its description; without alarms that name a node.
 _CLOCK_PROBLEMS = {
     "no_majority": "the wall clocks of a majority do not agree, or are not known",
     "behind_checkpoint": "the wall clocks are behind the time that the cluster has reached",
