@@ -69,12 +69,15 @@ def burst(run: Run) -> None:
     time.sleep(_WARM_S)
     run.produce(Load("burst", count=run.sizes.burst))
     run.published()
-    run.drain()
-    found = run.judged()
     loaded = next(event for event in read(run.directory / "history") if event["e"] == "loaded")
     if not loaded["in_time"]:
         raise RuntimeError("publishing took longer than the delay")
-    run.figures["drained"] = (found.last_ms - loaded["second"]) / 1000
+    # A slow publisher chooses a late second, and the limit of the wait begins with it.
+    time.sleep(max(0.0, loaded["second"] / 1000 - time.time()))
+    run.drain()
+    found = run.judged()
+    if found.delivered:
+        run.figures["drained"] = (found.last_ms - loaded["second"]) / 1000
 
 
 def pending(run: Run) -> None:
