@@ -142,11 +142,11 @@ def _refuse_row(result: PublishResult, at: int) -> None:
 
 def _is_cancelled(ledger: Ledger, message_id: int) -> bool:
     """Whether the message and all of its copies were cancelled, or purged: their topic, or their dead letters."""
-    _, hour, index = unpack_id(message_id)
-    if index >= ledger.store.count(hour):
-        # The hour is deleted, so `family` may be empty although nothing was cancelled or purged.
-        return False
     states = [state_of(ledger, place, ledger.now_ms) for _, place in family(ledger, message_id)]
+    if not states:
+        # Nothing is left: the dead letter was purged, unless the message was settled and its hour is deleted.
+        _, hour, index = unpack_id(message_id)
+        return index < ledger.store.count(hour)
     return all(state is State.CANCELLED for state in states)
 
 
