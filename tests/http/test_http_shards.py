@@ -65,6 +65,24 @@ async def test_headers_that_differ_from_publish_to_publish_are_forwarded(shards:
     assert owner.service.keys == [b"k0", b"k1", b"k2"]
 
 
+async def test_a_name_that_is_too_long_is_refused_before_its_owner_is_looked_for(shards: tuple[Node, Node]) -> None:
+    """Python reads no number of 5,000 digits."""
+    front, _ = shards
+    known = map_of(*shards)
+    for node in shards:
+        give(node, replace(known, rules=(Rule("far*", (0, 1), "number"), *known.rules)))
+    long = "far" + "9" * 5_000
+    reader, writer = await open_warm(front)
+    for path in (f"/v1/topics/{long}/messages", f"/v1/topics/{long}:pause"):
+        writer.write(post(path, b"{}", b"Content-Type: application/json\r\n"))
+        status, _, body = await read_answer(reader)
+        assert (status, msgspec.json.decode(body)["type"]) == (400, "bad-request"), body
+    items = [{"topic": topic, "body": "x"} for topic in (long, "far1")]
+    first, second = (await front.ask("POST", "/v1/messages:batch", items)).json["results"]
+    assert (first["error"]["type"], "id" in second) == ("bad-request", True)
+    assert [draft.topic for draft in shards[1].service.published] == ["far1"]
+
+
 async def test_messages_are_found_by_the_shard_in_their_id(shards: tuple[Node, Node]) -> None:
     front, owner = shards
     made = (await publish(front, THERE, query="?delay=1h&key=k")).json["id"]

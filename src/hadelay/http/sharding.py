@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hadelay.api.text import parse_id
+from hadelay.api.text import LONGEST_TOPIC, parse_id
 from hadelay.codec.leasetokens import group_of
 from hadelay.errors import BadRequest, Conflict, HadelayError, Misdirected
 from hadelay.http.forwarding.forwarder import Destination
@@ -97,8 +97,8 @@ class ShardRouter:
         return set() if current is None else {url for one in current.shards.values() for url in one.nodes.values()}
 
     def owner(self, topic: str) -> int | None:
-        """The shard that owns a topic; None for this one."""
-        if self.here is None or self.known.current is None:
+        """The shard that owns a topic; None for this one, and for a name that is too long, which is refused here."""
+        if self.here is None or self.known.current is None or len(topic) > LONGEST_TOPIC:
             return None
         if topic in self._owners:
             return self._owners[topic]
