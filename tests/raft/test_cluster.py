@@ -508,6 +508,32 @@ def test_an_empty_follower_gets_files_if_they_save_it_many_entries(commands: int
     assert cluster.leader().stats.snapshots_sent == snapshots
 
 
+@pytest.mark.parametrize("fault", ["unreadable", "not made again"])
+def test_an_empty_follower_gets_the_log_if_its_files_cannot_be_had(fault: str):
+    """The leader offers a snapshot, and cannot read its files; or it cannot make the files of the next checkpoint."""
+    cluster = Cluster()
+    for n in range(0, 1_100, 100):
+        cluster.commit(*[b"command %d" % m for m in range(n, n + 100)])
+    wiped = cluster.followers()[0]
+    leader = cluster.leader()
+    machine = cluster.machines[leader.name]
+    machine.take_checkpoint()
+
+    def spoil(chunk: bytes) -> bytes:
+        if fault == "not made again":
+            machine.manifest = lambda: None  # type: ignore[method-assign]
+        raise OSError("the disk cannot read the file")
+
+    machine.spoil = spoil
+    cluster.kill(wiped)
+    cluster.disks[wiped].wipe()
+    cluster.start(wiped, incarnation=1_790_000_000_000)
+    cluster.until(lambda: len(cluster.machines[wiped].items) == 1_100, seconds=60)
+    assert cluster.leader() is leader
+    assert leader.stats.snapshots_sent > 0
+    assert cluster.nodes[wiped].stats.snapshots_installed == 0
+
+
 def test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay():
     """A leader that was cut off comes back: its log is longer than the snapshot that it gets, with other entries."""
     cluster = Cluster()

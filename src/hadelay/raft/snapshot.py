@@ -17,6 +17,7 @@ from google_crc32c import value as crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
+from hadelay.raft.journal import FIRST
 from hadelay.raft.membership import Membership
 from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 15.0
 #: Number of entries from which on an empty node gets a snapshot in place of them.
 _MANY = 1_000
-#: Time in which the files for an empty node have to be made, in seconds.
-_EXPORT_S = 10.0
+#: Time in which an empty node is offered snapshots, in seconds: it gets the entries if the files are not made by then,
+#: or if a pull fails later.
+_EMPTY_S = 10.0
 #: Delay before an unanswered snapshot offer is repeated, in seconds: a new node may not know the leader yet.
 _OFFER_S = 2.0
 #: Limit of complete files that an interrupted pull passes over in one turn of the event loop: a year has 26,000 files.
@@ -72,15 +74,16 @@ class Snapshots(RaftPart):
 
     def offer_to_empty(self, peer: Peer, now: float, ready: Ready) -> bool:
         """Offer the last checkpoint to `peer`, which has no entries, though the journal has them all. Returns False if
-        the peer shall get the entries: the checkpoint saves it few of them, or its files are not made in time."""
+        the peer shall get the entries: the checkpoint saves it few of them, or its files could not be had in time."""
         if self._machine.checkpointed < _MANY:
             return False
         if peer.empty_since is None:
             peer.empty_since = now
+        if now - peer.empty_since >= _EMPTY_S:
+            return False
         manifest = self._machine.manifest()
-        if manifest is None:
-            return now - peer.empty_since < _EXPORT_S  # the next heartbeat tries again
-        self._offer(peer, manifest, now, ready)
+        if manifest is not None:  # else the next heartbeat tries again
+            self._offer(peer, manifest, now, ready)
         return True
 
     def _offer(self, peer: Peer, manifest: Manifest, now: float, ready: Ready) -> None:
@@ -105,7 +108,9 @@ class Snapshots(RaftPart):
             manifest, peer.manifest = peer.manifest, None
             self._machine.release(manifest)
             if self._core.leads:
-                peer.probe(peer.match + 1)
+                # A peer that was offered files for want of any entry may still get the journal's: see offer_to_empty.
+                least = 0 if peer.empty_since is None else FIRST[0]
+                peer.probe(max(peer.match, least) + 1)
 
     def on_chunk(self, peer: Peer, ask: messages.Chunk, now: float, ready: Ready) -> None:
         manifest = peer.manifest
