@@ -144,9 +144,10 @@ def _one(name: str, workload: str, sizes: Sizes, directory: Path) -> Results:
     except Exception as failure:  # one run must not take the others' hours with it
         traceback.print_exc()
         error = f"{type(failure).__name__}: {failure}"
-    try:
-        run.stop()
-    except (OSError, subprocess.SubprocessError, AttributeError) as failure:
-        error = error or f"the servers did not stop: {failure}"
+    finally:
+        try:
+            run.stop()
+        except (OSError, subprocess.SubprocessError, AttributeError) as failure:
+            error = error or f"the servers did not stop: {failure}"
     took = time.monotonic() - began
     return {"figures": run.figures, "late_ms": run.late_ms, "error": error, "load": load, "seconds": took}
