@@ -173,7 +173,8 @@ def test_a_shard_that_joins_gets_the_tokens(closing: ExitStack, capsys: pytest.C
     shards.add(1, second.url, remote=at(first, token=admin))
     said = capsys.readouterr().err
     assert "ops (" not in said
-    assert "Known only to shard 1: create these tokens anew, or in the other shards with their hash: own (" in said
+    advice = "revoke those that the other shards revoked since, and create the rest there"
+    assert f"Known only to shard 1: {advice}: own (" in said
     assert tokens_of(second, admin)["later"][:2] == tokens_of(first, admin)["later"][:2]
 
 

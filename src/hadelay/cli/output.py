@@ -58,7 +58,7 @@ class Remote(Printing):
     "Token, if the cluster requires one. Other users of this machine can see the option, but not the variable."
 
     shard: Annotated[int | None, Parameter(env_var="HADELAY_SHARD", show_default=False)] = None
-    "Shard to ask, of several, where the command is not about one topic or message. Default: all shards, as one."
+    "Shard to ask, of several; it has to have the topic or message of the command. Default: all shards, as one."
 
     def addresses(self) -> list[str]:
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]

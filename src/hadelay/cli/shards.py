@@ -228,7 +228,7 @@ def _copy_tokens(source: Remote, to: Remote, shard: int, bootstrap: str) -> None
     for said, tokens in (
         (f"Copied to shard {shard}", copied.made),
         (
-            f"Known only to shard {shard}: create these tokens anew, or in the other shards with their hash",
+            f"Known only to shard {shard}: revoke those that the other shards revoked since, and create the rest there",
             copied.unknown,
         ),
     ):

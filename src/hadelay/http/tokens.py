@@ -101,7 +101,8 @@ _MERGED = merging.merged(_tokens_of_all)
 async def list_tokens(call: Call) -> Answer:
     """All tokens and their scopes, without secrets"""
     tokens = await call.service.access.list_tokens()
-    return call.answer(Tokens([_out(call, token, copied=call.query.hashes) for token in tokens]))
+    headers = {"Cache-Control": "no-store"} if call.query.hashes else None
+    return call.answer(Tokens([_out(call, token, copied=call.query.hashes) for token in tokens]), headers=headers)
 
 
 @routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504))
