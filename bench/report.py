@@ -16,7 +16,7 @@ HEADS = ("row", "figure", "measured", "must", "goal", "verdict")
 
 
 def number(value: float, unit: str = "") -> str:
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
     return f"{text} {unit}".strip()
 
 

@@ -85,6 +85,9 @@ class Contender(ABC):
     prefetches: ClassVar[bool] = False
     #: Longest delay that the system takes, in seconds; None for a week or more.
     longest_delay_s: ClassVar[float | None] = None
+    #: Whether a message waits for all that were published before it. Then the messages that only measure the rate of
+    #: publishes, which are due in a day, would hold up all others.
+    waits_in_order: ClassVar[bool] = False
 
     @classmethod
     def missing(cls) -> str:

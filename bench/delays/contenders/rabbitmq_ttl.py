@@ -26,6 +26,7 @@ class RabbitMq(OneServer):
         "publisher confirms, prefetch 100, manual acks"
     )
     durability = "quorum queue of one node, synced before each confirm"
+    waits_in_order = True
     notes = "a queue expires messages only at its head: a message waits for all published before it, however long"
     programs = ("rabbitmq-server", "epmd")
     modules = ("pika",)
