@@ -207,7 +207,7 @@ class RequestHeads:
             return None
         query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
         try:
-            if self.context.router.here is not None:
+            if self.context.router.several or fields.forwarded is not None:
                 route, path = self.routes.find("POST", line[2].decode().partition("?")[0])
                 to = self.context.router.judge(route, path, fields.forwarded)
                 if to is not None:
