@@ -39,7 +39,7 @@ async def put(node: Node, name: str = "s", query: str = "", **options: Any) -> A
         (422, "no future", {"cron": "0 0 1 1 *", "start": "9998-06-01T00:00:00Z", "timezone": "Europe/Vienna"}),
         (400, "ttl: must be more than 0", {"every": "1h", "ttl": "0s"}),
         (422, "ttl: 731d is beyond max_delay", {"every": "1h", "ttl": "731d"}),
-        (400, "by one of", {"every": 9, "cron": "* * * * *"}), (400, "by one of", {}),
+        (400, "exactly one of", {"every": 9, "cron": "* * * * *"}), (400, "exactly one of", {}),
     ],
 )  # fmt: skip
 async def test_a_schedule_that_cannot_be_is_refused_by_name(node: Node, status: int, named: str, options: Any) -> None:
