@@ -104,6 +104,9 @@ class Drill(Lab):
         for topic in (MOVED, "orders.new"):
             refused = self.cluster.ask("n1-s1", "POST", f"/v1/topics/{topic}/messages", b"x")
             assert (refused.status, refused.json["type"]) == (503, "other-shard"), refused
+        # It is no shard of its map, so it must carry out nothing that is meant for one.
+        refused = self.cluster.ask("n1-s1", "DELETE", f"/v1/topics/{FAR}?shard=0")
+        assert (refused.status, "is in no shard of its map" in refused.json["detail"]) == (400, True), refused
         self.far = self.put(FAR)
         self.expected |= {self.far, self.put(NEAR), self.put(MOVED)}
         until(lambda: self.worker.acked >= {self.far}, "the restored shard hands out, and takes acks")

@@ -121,13 +121,15 @@ class ShardRouter:
         return None if issuer == self.here else issuer
 
     def choose(self, query: str) -> tuple[int | None, str]:
-        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown one."""
+        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown
+        one, and in a cluster that is no shard: it must not carry out what is meant for another."""
         if "shard=" not in query:
             return None, query
         current, pairs = self.known.current, query.split("&")
         given = [pair.partition("=")[2] for pair in pairs if pair.startswith("shard=")]
-        if given and current is None:
-            raise BadRequest("shard: this cluster has no shard map: leave the shard out")
+        if given and (current is None or self.here is None):
+            what = "has no shard map" if current is None else "is in no shard of its map (see `hadelay shards apply`)"
+            raise BadRequest(f"shard: this cluster {what}: leave the shard out")
         if len(given) > 1 or (given and current is not None and given[0] not in map(str, current.shards)):
             raise BadRequest(f"shard: {given[0][:20]!r}: name one shard of the map: {self.all}")
         rest = "&".join(pair for pair in pairs if not pair.startswith("shard="))
