@@ -184,7 +184,8 @@ def test_a_message_is_rescheduled_delivered_and_cancelled(node: Cluster, browser
     due, move = node.describe("n1", message)["deliver_at"], f"/console/messages/{message}/reschedule"
     browser.cookies["hadelay-zone"] = "Europe/Vienna"
     browser.send(move, how="later by", when="2h", expected=due)
-    assert re.search(r"Rescheduled: (\w+ \d+ \w+ (\d{4} )?)?\d\d:\d\d:\d\d → .*\d\d:\d\d:\d\d Vienna", browser.text)
+    clock = r"\d\d:\d\d(:\d\d)?"  # a time on a full minute is shown without seconds
+    assert re.search(rf"Rescheduled: (\w+ \d+ \w+ (\d{{4}} )?)?{clock} → .*{clock} Vienna", browser.text)
     assert "Due in 2 h 59 min" in browser.text
     browser.send(move, how="later by", when="1h", expected=due)
     assert "was rescheduled or retried meanwhile" in browser.problem
@@ -228,8 +229,8 @@ def test_a_message_is_rescheduled_beyond_the_calendar(
 
 
 @pytest.mark.parametrize(("how", "when", "zone", "shown"), [
-    ("later by", "3h", "Europe/Vienna", r"\d\d:\d\d:\d\d → .*\d\d:\d\d:\d\d Vienna"),
-    ("in", "15m", "Nowhere/Atlantis", r"→ .* UTC"), ("at", "18:00", "America/New_York", r"18:00:00 New York"),
+    ("later by", "3h", "Europe/Vienna", r"\d\d:\d\d(:\d\d)? → .*\d\d:\d\d(:\d\d)? Vienna"),
+    ("in", "15m", "Nowhere/Atlantis", r"→ .* UTC"), ("at", "18:00", "America/New_York", r"18:00(:00)? New York"),
     ("at", "2020-01-01 10:00", "UTC", r"at once: that time is over"), ("at", "25:00", "UTC", "no time of day"),
     ("in", "-3h", "UTC", "negative"), ("later by", "0", "UTC", "moves nothing"), ("by", "3h", "UTC", "Choose later by"),
     ("in", "", "UTC", ""),
