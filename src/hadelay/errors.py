@@ -12,7 +12,7 @@ _LONGEST = 1_000
 
 
 def shortened(text: str) -> str:
-    """Shorten an error text to _LONGEST characters for an answer or a log line."""
+    """Shorten an error text to 1,000 characters (_LONGEST) for an answer or a log line."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
 
 
@@ -22,7 +22,7 @@ class HadelayError(Exception):
     retryable: the same request may succeed later, here or at another node.
     outcome_known: False when the command may or may not have been committed. Retry only with the same
         Idempotency-Key or request_id, which makes the retry harmless.
-    of_a_node: False when no node said it: of one address alone, and not of the cluster.
+    of_a_node: False when no node reported the error: it tells about one address, and nothing about the cluster.
     extra: members added to the problem document, such as `outcome` or `id`.
     """
 
@@ -60,7 +60,7 @@ class HadelayError(Exception):
 
     @property
     def outcomes(self) -> dict[str, str] | None:
-        """Outcome by topic and subscription, where `outcome` is partial; None otherwise."""
+        """Outcomes of a message's copies by topic and subscription, if `outcome` is "partial"; None otherwise."""
         return self.extra.get("outcomes")
 
     @property
@@ -105,7 +105,7 @@ class TooLarge(HadelayError):
 
 
 class Misdirected(HadelayError):
-    """Another shard owns the topic of a request that a node of a third shard has forwarded."""
+    """A node forwarded the request to this shard, but another shard owns the topic by this shard's map."""
 
     type, title, http_status, retryable = "misdirected", "Misdirected to another shard", 421, True
 
@@ -144,7 +144,7 @@ class DiskFull(HadelayError):
     type, title, http_status, retryable = "disk-full", "Disk full", 507, True
 
 
-#: Advice for a data directory whose files do not verify.
+#: Advice to the administrator if files in the data directory fail their checks.
 WAY_OUT = (
     "run `hadelay check quorum NODE`; only if NODE may stop, move the node's directories away and start the "
     "node again: it copies everything from its peers. Never do this on two nodes at once: messages would be lost"
@@ -159,7 +159,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 class DamagedFile(HadelayError):
     """Synced bytes of a file fail their check. The error's text names the file, the offset and the problem.
 
-    size: of the record or entry at that offset, when it is one: what to ask a peer for. 0 otherwise.
+    size: number of bytes of the damaged record or entry, to be copied from a peer; 0 if the damage is no single one.
     """
 
     type, title = "damaged-file", "Damaged file"

@@ -79,7 +79,7 @@ class Hadelay:
 
     @contextlib.asynccontextmanager
     async def __call__(self, app: object) -> AsyncIterator[dict[str, AsyncClient]]:
-        """The lifespan of `app`; gives the state of its requests."""
+        """Lifespan of `app`: runs the client and the consumers, and yields the state that requests get."""
         urls = servers(self._urls or (self._tasks.urls if self._tasks is not None else None))
         async with (
             AsyncClient(urls, self._token, timeout=self._timeout_s, ca=self._ca) as client,
@@ -137,8 +137,8 @@ async def _client(connection: HTTPConnection) -> AsyncIterator[AsyncClient]:
         ) from error
 
 
-#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`. A route that raises an error of
-#: the client which passes, such as NoLeader, answers 503.
+#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`. If the route raises an error of
+#: the client that may pass, such as NoLeader, the response is 503.
 HadelayClient = Annotated[AsyncClient, Depends(_client)]
 
 

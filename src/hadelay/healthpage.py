@@ -1,4 +1,4 @@
-"""The page of a relay's health: /healthz and /metrics, served by threads of its process."""
+"""Health pages of a relay process (bridge or outbox): threads of the process serve /healthz and /metrics."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from threading import Thread
 
 from hadelay.errors import ConfigError
 
-#: Makes an answer of a path: status and text.
+#: Function that answers a request by its path: returns the HTTP status and the text.
 Page = Callable[[str], tuple[int, str]]
 
 
 @contextmanager
 def served(page: Page, address: str) -> Iterator[int]:
-    """Answer at host:port in threads; yields the port. ConfigError if the address cannot be had."""
+    """Serve `page` by HTTP at host:port in threads; yields the port. ConfigError if the address cannot be bound."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5.0
@@ -27,7 +27,7 @@ def served(page: Page, address: str) -> Iterator[int]:
             self.wfile.write(text.encode())
 
         def log_message(self, *_: object) -> None:
-            """Requests are not logged."""
+            """Do not log requests."""
 
     host, _, port = address.rpartition(":")
     try:

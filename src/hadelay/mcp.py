@@ -42,7 +42,7 @@ MAX_BODY = 16_000
 _PREVIEW = 200
 #: Limits of wake-ups in one answer: of a list, and of a receive.
 _MOST_LISTED, _MOST_RECEIVED = 50, 5
-#: Limit of the events in one answer: the latest.
+#: Limit of the events in one answer, which has the latest events.
 _MOST_EVENTS = 20
 #: Limit of the wait of one receive, in seconds; nodes have the same limit.
 _LONGEST_WAIT_S = 60.0
@@ -66,7 +66,7 @@ States = Literal["pending", "scheduled", "ready", "blocked", "leased", "acked", 
 
 
 def in_words(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Answer]]:
-    """The tool with errors that an agent can read, and with the present time in each answer."""
+    """Decorate a tool: errors become texts that an agent can read, and each answer gets the present time."""
 
     @wraps(tool)
     async def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -82,14 +82,14 @@ def in_words(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Answ
 
 
 class Wakeups:
-    """The tools, for one topic. Their docstrings are what an agent reads."""
+    """The MCP tools for the wake-ups of one topic. Agents read the docstrings of these methods."""
 
     def __init__(self, client: AsyncClient, topic: str) -> None:
         self._client = client
         self._topic = topic
-        #: Messages that are given back because their receive was cancelled.
+        #: Tasks that give back the messages of cancelled receives.
         self._returns: set[asyncio.Task[None]] = set()
-        #: Leases that the agent got: it settles no others, which may be of other topics.
+        #: Leases that the agent received. It may settle no other leases, because they may be of other topics.
         self._leases: deque[str] = deque(maxlen=1_000)
 
     async def close(self) -> None:
@@ -165,7 +165,7 @@ class Wakeups:
             page = await self._client.messages_page(
                 self._topic, state=state, start=due_from, end=due_before, tags=tags, limit=limit, cursor=cursor
             )
-        except NotFound:  # no wake-up was scheduled yet
+        except NotFound:  # the topic does not exist before the first wake-up
             return {"wakeups": []}
         previews = await asyncio.gather(*(self._preview(message.id) for message in page.messages))
         found: Answer = {
@@ -196,10 +196,10 @@ class Wakeups:
         message = await self._found(id, key, body=True)
         document = {"history": [], **msgspec.to_builtins(message)}
         settings: Answer = {}
-        with suppress(HadelayError):  # a deleted topic has no settings
+        with suppress(HadelayError):  # a deleted topic has no settings: explain the wake-up without them
             settings = msgspec.to_builtins(await self._client.topic(self._topic))
         now = datetime.now(UTC)
-        with suppress(HadelayError):  # a token for one topic may not look at the cluster
+        with suppress(HadelayError):  # a token for one topic may not read the cluster's time
             now = (await self._client.cluster(stale=True)).time
         events = [*timeline(document)]
         found: Answer = {
@@ -252,14 +252,15 @@ class Wakeups:
             raise ValueError(f"wait: at most 60s, not {wait}")
         request_id = new_key()
         try:
-            with suppress(NotFound):  # no wake-up was scheduled yet
+            with suppress(NotFound):  # the topic does not exist before the first wake-up
                 messages = await self._client.receive(
                     self._topic, max=max, wait=wait_s, lease=lease, tags=tags, request_id=request_id
                 )
                 self._leases.extend(message.lease for message in messages)
                 return {"wakeups": [*map(_received, messages)]}
         except asyncio.CancelledError:
-            # The agent gave up the call: what the cluster granted meanwhile must not wait for the end of its lease.
+            # The agent cancelled the call. Give back messages that the cluster leased meanwhile: nobody else would get
+            # them before their leases end.
             back = asyncio.create_task(self._give_back(request_id, lease))
             self._returns.add(back)
             back.add_done_callback(self._returns.discard)
@@ -285,14 +286,15 @@ class Wakeups:
             str | None, Field(description="For later, failed and give_up: at most 128 bytes, kept.")
         ] = None,
     ) -> Answer:
-        """Settle received wake-ups. The answer lease_lost means that the lease was over: it may come again."""
+        """Settle received wake-ups. The outcome lease_lost means that the lease had ended: the wake-up
+        may come again."""
         if outcome == "done":
             if delay is not None or reason is not None:
-                raise ValueError("delay and reason are for the outcomes later, failed and give_up")
+                raise ValueError("delay and reason are for the outcomes later, failed and give_up only")
             self._check(leases)
             return {"outcomes": await self._client.ack(leases)}
         if (outcome == "later") != (delay is not None) and outcome != "failed":
-            raise ValueError("later needs a delay, and give_up has none")
+            raise ValueError("later needs a delay, and give_up takes none")
         self._check(leases)
         nacked = await self._client.nack(
             leases, delay=delay, reason=reason, count=outcome != "later", dead=outcome == "give_up"
@@ -304,7 +306,7 @@ class Wakeups:
             raise NotFound("this server handed out no wake-up with this lease")
 
     async def _found(self, id: str | None, key: str | None, body: bool = False) -> Any:
-        """The message of the topic; those of other topics are none of this server's."""
+        """Get a message of this server's topic; NotFound for a message of another topic."""
         if (id is None) == (key is None):
             raise ValueError("give either id or key")
         message = await self._client.get(id, topic=None if key is None else self._topic, key=key, body=body)
@@ -320,7 +322,7 @@ class Wakeups:
         return None
 
     async def _give_back(self, request_id: str, lease: str) -> None:
-        """Give back what a receive was granted: its repetition answers the same."""
+        """Give back the messages of a cancelled receive: a receive with the same request_id returns them once more."""
         with suppress(HadelayError, OSError):
             messages = await self._client.receive(
                 self._topic, max=1, wait=0, lease=lease, request_id=request_id, timeout=2.0
@@ -330,7 +332,7 @@ class Wakeups:
 
 
 def _advised(error: HadelayError) -> str:
-    """The error's text, with what to do next."""
+    """The error's text with advice to the agent."""
     text = str(error)
     if not error.outcome_known:
         return f"{text}. It is unknown whether this took effect: list or explain the wake-up before you repeat"
@@ -348,7 +350,7 @@ def _due_in(at: datetime) -> Answer:
 
 
 def _shown(data: bytes, begin: int = 0) -> Answer:
-    """A body within the limit of an answer."""
+    """Show the part of a body from character `begin` that fits in an answer, and how to get the rest."""
     text = data.decode(errors="replace")
     found: Answer = {"body": text[begin : begin + MAX_BODY]}
     if len(text) > begin + MAX_BODY:
@@ -372,7 +374,7 @@ def _received(message: AsyncMessage) -> Answer:
 
 
 def server(urls: list[str], token: str | None, topic: str) -> MCPServer:
-    """The server with its tools. token: None for the variable HADELAY_TOKEN."""
+    """Make the MCP server for the wake-ups of one topic. token None: take the variable HADELAY_TOKEN."""
     tools = Wakeups(AsyncClient(urls, token, timeout=_TIMEOUT_S), topic)
 
     @asynccontextmanager

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 class Member(NamedTuple):
     name: str
-    #: host:port of the member's node link.
+    #: host:port of the member's node link, on which the members exchange Raft messages.
     address: str
     #: Whether the member votes. A learner (False) gets every entry without a vote until it has caught up.
     voter: bool = True

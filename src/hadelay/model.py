@@ -18,12 +18,13 @@ NEVER_MS = 1 << 62
 MAX_RATE = 1_000_000
 #: Value that means "none" in a u32 field, for example no previous event or no other hour.
 NONE32 = 0xFFFFFFFF
-#: First number of the hours of dead letters: DEAD_HOURS + the UTC hour in which the letters' retention ends.
+#: Smallest hour number of dead letters. Dead letters are filed under DEAD_HOURS + the UTC hour in which their retention
+#: ends.
 DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
-#: The fourth action: the client key counts for `unique_for` alone, and is no key of the message.
+#: The fourth action: the publish option `unique_for` alone uses the client key, and the message is stored without it.
 PERIOD = 3
 #: Value for the delay of a draft that means: use the topic's setting `delay`.
 OWN_DELAY = -1
@@ -35,7 +36,7 @@ MAX_SUBSCRIPTIONS = 16
 MAX_REASON = MAX_GROUP = 128
 #: Limit of messages of one group in one grant, which a receive asks for by `group_max`.
 MAX_RUN = 100
-#: Limit of `unique_for`, in ms.
+#: Limit of the publish option `unique_for`, in ms.
 MAX_UNIQUE_MS = 7 * 24 * HOUR_MS
 #: Limits in bytes: size of an ack's result, as JSON; and size of the part of a webhook's answer or of a result that a
 #: success callback contains.
@@ -108,9 +109,10 @@ class PastEvent:
 
 @dataclass(slots=True)
 class Retry:
-    """The next attempt of a message that waits after a failed one."""
+    """The next attempt of a message that waits after a failed attempt."""
 
-    #: Number of the next attempt among those that count, and limit of these (`max_attempts`); None: no limit.
+    #: Number of the next attempt, and limit of attempts (`max_attempts`); None: no limit. Attempts that do not count
+    #: are left out.
     attempt: int
     most: int | None
     #: The last failed attempt; None if it is not known, as after a failover in interval mode.
@@ -159,9 +161,9 @@ class Draft(Struct, frozen=True, gc=False):
     #: meta of the message: a msgpack map, or empty
     meta: bytes
     body: bytes
-    #: Idempotency-Key of this message alone
+    #: Idempotency-Key of this message alone, from its batch item
     idem: bytes | None = None
-    #: Client key, also in `meta`, except with PERIOD.
+    #: Client key. It is in `meta`, too, except with PERIOD.
     key: bytes | None = None
     #: action if a pending message has the same client key: KEEP, REPLACE or REJECT; or PERIOD
     on_conflict: int = KEEP
@@ -188,9 +190,10 @@ def unpack_id(message_id: int) -> tuple[int, int, int]:
 
 
 def proves_record(message_id: int, record_id: int, hour: int, index: int) -> bool:
-    """Whether entry `index` of `hour`, of this message, may have the record with this id: the message's own, or, once a
-    copy for a subscription has moved, that of the published message, whose id is just before the copy's. A copy that
-    moved may be back in the hour of its first entry."""
+    """Whether an index entry may point to a record. The entry has the number `index` in `hour` and is of the message
+    `message_id`; the record has the id `record_id`. True for the message's own record. Also true for a copy for a
+    subscription that has moved, if the record is that of the published message, whose id is just before the copy's. A
+    copy that moved may be back in the hour of its first entry."""
     moved = unpack_id(message_id)[1:] != (hour, index)
     return 0 <= message_id - record_id <= MAX_SUBSCRIPTIONS * moved
 

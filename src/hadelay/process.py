@@ -1,7 +1,7 @@
 """Runs a Node as a process: uvloop, sockets, signals, log lines. `serve` blocks until the node has ended.
 
 SIGTERM and SIGINT end it in order: a leader hands over first, polls are answered, a checkpoint makes the next start
-quick. A second signal does not wait. What the node itself calls fatal ends the process at once, with code 70: the
+quick. A second signal does not wait. A fatal error of the node ends the process at once, with code 70: the
 journal has everything that was acknowledged.
 """
 
@@ -61,7 +61,7 @@ _CHECKPOINT_S = 10.0
 #: Limit of the whole stop, in seconds: less than supervisors wait before they kill the process (60 s). On a starved
 #: machine, the steps of a stop take far longer than their own timeouts.
 _STOP_S = 45.0
-#: Limit of the time for a last line of the log, in seconds.
+#: Timeout of writing the last log line before the process ends, in seconds.
 _TELL_S = 1.0
 #: Interval of looking for changed certificate files, in seconds; SIGHUP looks at once.
 _CERTIFICATES_S = 10.0
@@ -176,7 +176,7 @@ def open_console(config: Config, service: NodeService) -> Console | None:
 
 
 def open_doors(config: Config, service: NodeService) -> Routes | None:
-    """Routes of the doors for AWS SDKs; None if they are switched off."""
+    """Make the HTTP routes for AWS SDKs (SQS, EventBridge Scheduler). None if `http.aws` switches them off."""
     if not config.http.aws:
         return None
     from hadelay.aws.mount import doors
@@ -190,7 +190,7 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     ending = asyncio.Event()
 
     def overdue() -> None:
-        # Another thread, because a log that nobody reads any more blocks its writers.
+        # Log in another thread: if nobody reads the log any more, writing to it blocks.
         telling = threading.Thread(
             target=log.warning, args=("stop_unfinished",), kwargs={"after_s": _STOP_S}, daemon=True
         )

@@ -6,8 +6,8 @@ Without a glob, a scope covers all topics and the cluster itself. `admin` includ
 a token's secret is stored, which is enough to recognise the token; its first digits are the token's id.
 
 A token for AWS SDKs also has a secret access key. A signature (Signature Version 4) is an HMAC with that key, so nodes
-must store the key. The key is derived from the token by a one-way function: it signs requests at the AWS doors, and
-opens nothing else.
+must store the key. The key is derived from the token by a one-way function: it signs requests of AWS SDKs, and gives
+no other access.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ MAX_LIFETIME_MS = 100 * 365 * 86_400_000
 MAX_AUDIT = 1_000
 _SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*~-]{1,128}))?")
 _ALL = "*"
-#: Text in front of a token whose hash is the secret access key: the hash of the token alone is stored by all nodes.
+#: Prefix of a token in the hash that makes the secret access key. Without the prefix, the key would be the token's
+#: hash, which all nodes store.
 _AWS_KEY = b"hadelay secret access key\0"
 
 
@@ -111,7 +112,7 @@ def covers(glob: str, topic: str) -> bool:
 class Rights:
     """Operations that a set of scopes allows."""
 
-    #: Limit of answers of `may` that are cached.
+    #: Limit of cached results of `may`.
     _MOST = 4_096
 
     def __init__(self, scopes: Iterable[str]) -> None:

@@ -49,8 +49,10 @@ def verify(headers: Mapping[str, str], body: bytes, secret: str | Sequence[str],
         if not (value := found.get(name)) or not value.isascii():
             raise VerificationError(f"the header {name} is {'not ASCII' if value else 'missing'}")
     if "." in found[_ID] and not found[_ID].startswith("dead-"):
-        # A body that begins with a time and a dot could pass for another call: its beginning for the timestamp, and the
-        # real id and timestamp for the id. Ids of messages have no dot, and the bodies of alerts begin with a brace.
+        # Refuse other ids with a dot, because the signature covers `id.timestamp.body`. If a body begins with a time
+        # and a dot, an attacker could send this time as the timestamp, the real id and timestamp as the id, and the
+        # rest as the body: the signature would match. Ids of messages have no dot, and the bodies of alerts begin with
+        # a brace.
         raise VerificationError(f"{_ID} is not the id of a message or an alert")
     if not re.fullmatch(r"\d{1,12}", found[_TIMESTAMP]):
         raise VerificationError(f"{_TIMESTAMP} is not a time in Unix seconds")

@@ -11,7 +11,7 @@ _TYPES = {
 #: Settings that may be written in more than one way → examples of their values for error texts.
 _FORMS = {"backoff": 'a list, ["1s", "30s"], or {"min": "1s", "max": "1h"}'}
 _EXPECTED = re.compile(r"[Ee]xpected `([^`]+)`(?:, got `(\w+)`)?")
-#: A limit of a number, or of a length.
+#: Pattern of msgspec's error text about the limit of a number, or of a length.
 _LIMIT = re.compile(r"[Ee]xpected `(\w+)` (of length )?(>=|<=|<|>) (\S+)")
 _LIMITS = {">=": "at least", "<=": "at most", "<": "less than", ">": "more than"}
 _MISSING = re.compile(r"[Oo]bject missing required field `([^`]+)`")

@@ -23,37 +23,37 @@ Kind = Literal[
     "paused",
     "upgrade",
 ]
-#: Kinds of rows, in the order of the report.
+#: Kinds of problems, in the order in which the report lists them.
 KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 
 
 class Action(Document, frozen=True):
-    """A step to take next."""
+    """A step that an administrator can take against the problem."""
 
     text: str
-    #: Path of a page of the console, and a command line that does or shows the same.
+    #: Path of a page of the console, and a command line that does or shows the same as the page.
     href: str
     command: str
 
 
 class Row(Document, Generic[At], frozen=True):
-    """One problem. Every member is always sent, but `topic` and `message`."""
+    """One problem in the report. Its members are always sent, except `topic` and `message`."""
 
     kind: Kind
     #: bad: messages are not handled, or the cluster is at risk. warn: look at it today.
     severity: Literal["bad", "warn"]
-    #: Kind and name of the thing that has the problem. Rows about a group have the group's name.
+    #: Kind and name of the thing that has the problem. For a message group, `name` is the group's name.
     what: Literal["topic", "schedule", "group", "node", "cluster"]
     name: str
     sentence: str
     #: Size of the problem: messages, calls, entries, days; the sentence says what it counts.
     number: int
-    #: Begin of the problem; None: unknown.
+    #: Time at which the problem began; None: unknown.
     since: At | None
     actions: list[Action]
-    #: Topic of a row about a topic, a group or a schedule.
+    #: Topic, if the problem is about a topic, a message group or a schedule.
     topic: str = ""
-    #: Id of the message that the others of a group wait for.
+    #: For a message group: id of the message that the group's other messages wait for.
     message: str = ""
 
 
@@ -64,5 +64,5 @@ class Attention(Document, Generic[At], frozen=True):
     #: Cluster time of the report.
     time: At
     rows: list[Row[At]]
-    #: Kind → number of its rows that were left out: the report has at most 100 rows of a kind.
+    #: Kind → number of problems of this kind that were left out: the report has at most 100 of a kind.
     more: dict[str, int]

@@ -1,4 +1,4 @@
-"""HTTP API types about batches: messages that are published together in sense, with one callback once all are
+"""HTTP API types about batches: a batch is a set of messages with one callback, which is published once all of them are
 settled."""
 
 from typing import Annotated, Any, Generic, Literal, get_args
@@ -10,8 +10,8 @@ from hadelay.api.base import At, Document, Duration, Request, words
 On = Literal["complete", "success", "death"]
 #: Texts of the API for the enum On of codec/batches.py, in the order of its values.
 ONS: tuple[On, ...] = get_args(On)
-#: States of a batch. open: messages can join; sealed: none can; cancelled: its waiting members are being cancelled;
-#: done: all members are settled; expired: its lifetime ended before.
+#: States of a batch. open: messages can join; sealed: no message can join; cancelled: its waiting members are being
+#: cancelled; done: all members are settled; expired: its lifetime ended before all members were settled.
 STATES = ("open", "sealed", "cancelled", "done", "expired")
 
 
@@ -32,13 +32,14 @@ class BatchCallback(Request, kw_only=True):
 
 
 class OpenBatch(Request, kw_only=True):
-    #: Your name for the batch: at most 128 of A-Z a-z 0-9 . _ ~ -, and no dot in front.
+    #: Your name for the batch: at most 128 characters of A-Z a-z 0-9 . _ ~ -, and not with a dot in front.
     key: str
     callback: BatchCallback
     #: When to publish the callback, once all members are settled: in any case; if every member was acked; or if a
     #: member became a dead letter.
     on: On = "complete"
-    #: Lifetime: an unfinished batch expires after this time, without a callback, and its messages go on. Default: 7d.
+    #: Lifetime: an unfinished batch expires after this time, without a callback; its messages are delivered
+    #: nonetheless. Default: 7d.
     ttl: Duration | None = None
 
 
@@ -59,7 +60,7 @@ class Batch(Document, Generic[At], kw_only=True, frozen=True):
     on: Annotated[str, words(*ONS)]
     #: Topic of the callback.
     topic: str
-    #: Number of members; numbers of members that are not settled yet, and of settled ones by outcome.
+    #: Numbers of members: of all, of those that are not settled yet, and of the settled ones by outcome.
     joined: int
     pending: int
     acked: int
@@ -71,7 +72,7 @@ class Batch(Document, Generic[At], kw_only=True, frozen=True):
     opened_at: At
     sealed_at: At | None = None
     ended_at: At | None = None
-    #: Time at which an unfinished batch expires, and a finished one is forgotten.
+    #: Time at which an unfinished batch expires, or at which a finished batch is deleted.
     until: At
     #: Id of the callback, once it is published.
     callback_id: str | None = None

@@ -28,30 +28,31 @@ class Member(Document, frozen=True):
     #: Newest feature level of the member's program; 0 while the member is silent.
     feature_level: int
     clock_skew_ms: float | None
-    #: Whether the member has the free disk space that storage.min_free_bytes asks for; omitted while the member is
-    #: silent. While a live member has not, publishes are refused (507).
+    #: Whether the member's disk has the free space that storage.min_free_bytes demands; omitted while the member is
+    #: silent. If it is false for a live member, publishes are refused (507).
     has_space: bool | None = None
-    #: Whether the member is drained: it takes no publishes and no receives. Sent if true.
+    #: Whether the member is drained: it takes no publishes and no receives. Omitted if false.
     drained: bool = False
 
 
 class TookOver(Document, frozen=True):
     """Record of how a new leader resumed hand-outs."""
 
-    #: Replicated dispatch cursor at which it resumed: hour, second, and localIndex.
+    #: Replicated dispatch cursor at which the new leader resumed: hour, second, and number within the second
+    #: (localIndex).
     hour: str
     second: int
     local_index: int
     #: Number of messages found that fell due in seconds before the take-over and were still to be delivered.
     overdue: int
-    #: Number of leases of earlier leaders.
+    #: Number of leases that earlier leaders granted.
     leases: int
-    #: Lateness of the first message owed in the cursor's second or later; 0 without any.
+    #: Lateness of the first owed message in the dispatch cursor's second or later; 0 if there is none.
     lag_ms: int
 
 
 class Term(Document, Generic[At], frozen=True):
-    """A term with a leader."""
+    """A Raft term that has or had a leader."""
 
     term: int
     leader: str
@@ -59,7 +60,7 @@ class Term(Document, Generic[At], frozen=True):
     since: At
     #: Why leadership changed, in words for people; None: the answering node does not know.
     why: str | None
-    #: None: the leader still looks for overdue messages, or the answering node does not know.
+    #: How the leader resumed hand-outs. None: it still looks for overdue messages, or the answering node does not know.
     took_over: TookOver | None = None
 
 
@@ -70,10 +71,12 @@ class BackupOut(Document, Generic[At], frozen=True):
     node: str
     #: Cluster time at which the backup began.
     at: At
-    #: Size of all its files, and number of bytes read from the member: those that no earlier backup had.
+    #: Size of all files of the backup, and number of bytes that were read from the member: files that an earlier backup
+    #: has are not read again.
     bytes: str
     read_bytes: str
-    #: complete: the reader said so at the end. incomplete: it did not, or stopped reading.
+    #: complete: the reader reported that it had copied all files. incomplete: the reader ended without this report, or
+    #: stopped reading.
     outcome: Literal["running", "complete", "incomplete"]
 
 
@@ -157,7 +160,7 @@ class Quorum(Document, frozen=True):
 
 
 class ReleaseQuery(Request):
-    #: Whether all files were copied that the reader wanted, for the list of backups of `GET /v1/cluster`.
+    #: Whether the reader copied all files that it needed. The list of backups in `GET /v1/cluster` shows it.
     complete: bool = False
 
 
@@ -169,15 +172,16 @@ class CreateToken(Request):
     lifetime: Duration | None = None
     #: Whether the token also gets a secret access key, for AWS SDKs (SQS, EventBridge Scheduler).
     aws: bool = False
-    #: SHA-256 of a token that another shard has already, in hex, to create it here too; no answer shows its secret.
+    #: To create a token here that another shard has already: the SHA-256 of the token, in hex. The answer does not show
+    #: the token's secret.
     hash: str | None = None
-    #: Secret access key of the token with that hash, in hex, if it has one.
+    #: With `hash`: the secret access key of that token, in hex, if the token has one.
     aws_key: str | None = None
 
 
 class TokensQuery(Request):
-    #: Whether each token comes with its hash and its secret access key, to create it in another shard; the list is of
-    #: one shard then.
+    #: Whether the list has the hash and the secret access key of each token, to create the token in another shard. The
+    #: list is then of one shard.
     hashes: bool = False
     #: With several shards: leave out the tokens of shards that do not answer, and name these shards in `missing`.
     partial: bool = False
@@ -192,13 +196,12 @@ class TokenOut(Document, frozen=True):
     expired: bool
     #: Whether AWS SDKs can sign with the token: their access key id is the token's id.
     aws: bool
-    #: Secret of the token, and secret access key for AWS SDKs; only the answer to the token's creation has them.
+    #: Secret of the token, and its secret access key for AWS SDKs. Only the answer that creates the token has them.
     token: str | None = None
     aws_secret: str | None = None
-    #: Shards that do not know the token, besides those that do not answer: create the token there with its hash.
+    #: Shards that answered, but do not know the token: create the token there with its hash.
     missing: tuple[int, ...] = ()
-    #: SHA-256 of the token, and its secret access key, if it has one, in hex; only a list that was asked for hashes has
-    #: them.
+    #: SHA-256 of the token, and its secret access key, if it has one, in hex. Sent only if the query asks for `hashes`.
     hash: str | None = None
     aws_key: str | None = None
 
@@ -258,13 +261,14 @@ class Patrol(Document, frozen=True):
     """What a node found when it compared its files with their checksums."""
 
     node: str
-    #: Number of times that all files were compared since the node's process began; and number of these after which
-    #: everything is compared that POST has asked for.
+    #: Number of rounds since the node's process began: each round compares all files. And value of `rounds` from which
+    #: on the comparison is done that the last POST asked for.
     rounds: int
     wanted: int
     #: Time at which the last round ended; null before the first.
     checked_at: str | None
-    #: Number of damaged entries and records repaired from other nodes, also those found by a read.
+    #: Number of damaged entries and records that were repaired from other nodes, including those found by reads of
+    #: messages.
     repaired: int
     #: Paths of files whose damage could not be repaired.
     damaged: list[str]
@@ -278,7 +282,8 @@ class SnapshotFileOut(Document, frozen=True):
 
 
 class Snapshot(Document, frozen=True):
-    """A node's checkpoint, to be copied. Its files stay until it is released, or unread for a minute."""
+    """A node's checkpoint for a reader to copy. Its files stay until the reader releases it, or reads nothing for a
+    minute."""
 
     id: str
     cluster_id: str

@@ -21,27 +21,27 @@ class OldestLease(Document, Generic[At], frozen=True):
 
 
 class ConsumerOfTopics(Document, Generic[At], frozen=True):
-    """A consumer: it asked for messages since the present leader took over, has leases, or settled messages lately."""
+    """A consumer that has received since the present leader took over, has leases, or has settled messages lately."""
 
     name: str
-    #: Topics that it asked for, has leases of, or settled messages of, by name; at most 50.
+    #: Topics that the consumer received from, has leases of, or settled messages of, sorted by name; at most 50.
     topics: list[str]
-    #: Time of its latest receive, node to which that was sent, and whether a receive waits now. Absent: none since the
-    #: present leader took over.
+    #: The consumer's latest receive: its time, the node that got it, and whether it still waits. Omitted if there was
+    #: none since the present leader took over.
     asked_at: At | None = None
     node: str = ""
     waiting: bool = False
-    #: Number of its leased messages, and of messages that it acked in the last minute.
+    #: Number of the consumer's leased messages, and number of messages that it acked in the last minute.
     leased: int = 0
     acked: int = 0
-    #: Its last failed attempt of the last ten minutes.
+    #: The consumer's last failed attempt, if it is not older than ten minutes.
     failed: Failed[At] | None = None
-    #: Its oldest lease that did not end.
+    #: The consumer's oldest lease that has not ended.
     oldest: OldestLease[At] | None = None
 
 
 class Consumers(Document, Generic[At], frozen=True):
-    #: Those with most leases first; at most 1,000.
+    #: Consumers, those with most leases first; at most 1,000.
     consumers: list[ConsumerOfTopics[At]]
-    #: Whether all leases and consumers were looked at; false above 20,000 grants, 1,000 consumers, or without a leader.
+    #: Whether all leases and consumers are counted; false above 20,000 grants or 1,000 consumers, and without a leader.
     complete: bool

@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Struct, field
 
 from hadelay.api.base import At, Document, Duration, Request
 
-#: Order of a receive over several topics.
+#: Order in which a receive from several topics takes messages.
 Order = Literal["turns", "listed"]
 
 
@@ -32,7 +32,8 @@ class Receive(Request):
 
 class ReceiveTopics(Receive, kw_only=True):
     topics: list[str]
-    #: turns: the topics take turns. listed: messages of a topic go only when no earlier topic of the list has any due.
+    #: turns: the topics take turns. listed: a topic's messages are handed out only while no earlier topic of the list
+    #: has due messages.
     order: Order = "turns"
 
 
@@ -56,12 +57,12 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     attempt: int
     #: Number of earlier attempts that do not count (nacks with `"count": false`); absent if 0.
     uncounted: int = 0
-    #: W3C Trace Context of the span that published the message. Link to the span: it may have ended.
+    #: W3C Trace Context of the span that published the message. Refer to it by a span link: the span may have ended.
     traceparent: str | None = None
     #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: At | None = None
-    #: Message group.
+    #: Name of the message's group (message group).
     group: str | None = None
     #: Key of the batch that the message joined.
     batch: str | None = None
@@ -79,9 +80,9 @@ class ReceivedMessages(Document, frozen=True):
 
 class Ack(Request):
     leases: list[str]
-    #: Result of the only lease: any JSON, at most 64 KiB, kept with the message.
+    #: Result of the handler, if `leases` has one lease: any JSON, at most 64 KiB, kept with the message.
     result: Any = UNSET
-    #: Results of all leases, in their order. A request has at most 512 KiB.
+    #: Results of the handler for all leases, in the order of `leases`. The whole request has at most 512 KiB.
     results: Annotated[list[Any], Meta(extra_json_schema={"items": {}})] | None = None
 
 
@@ -92,7 +93,8 @@ class Nack(Request):
     reason: str | None = None
     #: Whether the attempt counts as failed, for max_attempts and backoff. If False, the default of `delay` is 0.
     count: bool = True
-    #: Whether the message is dead at once, whatever its attempts. Not together with `delay` and `count`.
+    #: Whether the message becomes a dead letter at once, even if attempts are left. Not together with `delay` or
+    #: `count`.
     dead: bool = False
 
 

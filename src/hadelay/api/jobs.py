@@ -11,7 +11,7 @@ Action = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"
 
 
 class _Filter(Struct, Generic[At], rename={"from_": "from"}, frozen=True):
-    """Messages that a job changes: all given conditions hold."""
+    """Filter of the messages that a job changes: all given conditions must be true."""
 
     #: Name of a topic, or a pattern in which `*` stands for any text: `orders-*`, or `*` for all topics; at most 1,000
     #: topics.
@@ -39,11 +39,11 @@ class _Filter(Struct, Generic[At], rename={"from_": "from"}, frozen=True):
 
 
 class JobFilter(_Filter[Instant], forbid_unknown_fields=True, frozen=True):
-    """Messages that a job changes: all given conditions hold."""
+    """Filter of the messages that a job changes, in a request: all given conditions must be true."""
 
 
 class JobFilterOut(_Filter[At], Document, Generic[At], frozen=True):
-    """Messages that a job changes."""
+    """Filter of the messages that a job changes, in an answer."""
 
 
 class JobRequest(Request):
@@ -99,7 +99,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
 
     #: Number of the job. With several shards: the shard's index times 10¹², plus the number in that shard.
     id: int
-    #: `fill`: copies the pending messages of a topic to a new subscription, which begins the job.
+    #: `fill` is the job that a new subscription begins: it copies the topic's pending messages to the subscription.
     action: Annotated[str, words(*get_args(Action), "fill")]
     filter: JobFilterOut[At]
     shift: str | None = None

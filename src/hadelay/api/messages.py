@@ -18,7 +18,7 @@ class ReadQuery(Request):
 class MessageQuery(Request):
     body: bool = False
     stale: bool = False
-    #: Time to wait for the end of a pending message; the answer comes at its end, or after this time.
+    #: Time to wait until a pending message is settled; the answer comes then, or after this time.
     wait: Duration | None = None
 
 
@@ -50,7 +50,7 @@ class Failure(Document, Generic[At], frozen=True):
 
 
 class Retry(Document, Generic[At], frozen=True):
-    """The next attempt of a message that waits after a failed one."""
+    """The next attempt of a message that waits after a failed attempt."""
 
     #: Number of the attempt; attempts that do not count are left out.
     attempt: int
@@ -84,7 +84,7 @@ class Message(Document, Generic[At], frozen=True):
     size: int
     #: W3C Trace Context span that published the message.
     traceparent: str | None = None
-    #: Message group.
+    #: Name of the message's group (message group).
     group: str | None = None
     #: Key of the batch that the message joined.
     batch: str | None = None
@@ -126,7 +126,7 @@ class ListQuery(Request, rename={"from_": "from"}):
 class ListAllQuery(ListQuery, rename={"from_": "from"}):
     #: Beginning of the names of the topics whose messages are wanted.
     prefix: str = ""
-    #: Whether the answer has `cursors`.
+    #: Whether the answer has `cursors`: one cursor per message.
     cursors: bool = False
     #: With several shards: leave out the messages of shards that do not answer, and name these shards in `missing`.
     partial: bool = False
@@ -137,7 +137,7 @@ class Messages(Document, frozen=True):
 
     messages: list[Message[str]]
     cursor: str | None
-    #: Cursor behind each message, if the query asks for them.
+    #: For each message, the cursor of a page that begins after it; only if the query asks for `cursors`.
     cursors: tuple[str, ...] = ()
     #: Shards that do not answer, whose messages are left out.
     missing: tuple[int, ...] = ()
@@ -145,7 +145,7 @@ class Messages(Document, frozen=True):
 
 class Outcome(Document, frozen=True):
     outcome: Literal["cancelled"]
-    #: Outcome by topic and subscription, for a message with copies for subscriptions.
+    #: For a message with copies for subscriptions: outcome of each copy, by topic and subscription.
     outcomes: dict[str, str] | None = None
 
 
@@ -156,10 +156,10 @@ class Reschedule(Request):
     shift: str | int | float | None = None
     #: New due time, counted from now.
     delay: str | int | float | None = None
-    #: New due time.
+    #: New due time, as an absolute time.
     deliver_at: str | int | float | None = None
-    #: Due time that the message has, as it was read: if the message was rescheduled or retried meanwhile, the answer is
-    #: 409 (`outcome` is `moved`), and nothing changes.
+    #: Due time that the client has read. If the message was rescheduled or retried meanwhile, the answer is 409
+    #: (`outcome` is `moved`), and nothing changes.
     expected_deliver_at: Instant | None = None
 
 
@@ -170,7 +170,7 @@ class Rescheduled(Document, Generic[At], frozen=True):
     deliver_at: At
     #: Whether the message waits behind other messages of its group.
     blocked: bool = False
-    #: Outcome by topic and subscription, for a message with copies for subscriptions.
+    #: For a message with copies for subscriptions: outcome of each copy, by topic and subscription.
     outcomes: dict[str, str] | None = None
 
 
@@ -196,7 +196,7 @@ class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
     size: int
     #: Errors of the last 16 failed attempts, oldest first.
     errors: list[Failure[At]]
-    #: Message group.
+    #: Name of the message's group (message group).
     group: str | None = None
     body: bytes | None = field(default=None, name="body_base64")
 
@@ -216,7 +216,8 @@ class Redrive(Request):
 
 class RedriveResult(Document, frozen=True):
     id: str
-    #: `redriven`; `key_taken`, if another message with its key is pending; or the state of a message that is not dead.
+    #: Outcome for one id: `redriven`; `key_taken`, if another message with its key is pending; or the state of a
+    #: message that is not dead.
     outcome: Annotated[str, words("redriven", "key_taken", *(s for s in State if s is not State.DEAD), "not_found")]
 
 

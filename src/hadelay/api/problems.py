@@ -18,7 +18,7 @@ NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
 #: Bytes in the answer of a node link (docs/spec/node-link.md), and first bytes of a TLS alert, as Python shows them.
 _NODE_LINK, _TLS_ALERT = "hadelay-link", r"\x15\x03"
-#: OpenSSL's reasons for an answer in plain text to a TLS handshake.
+#: OpenSSL's error reasons if a server answers a TLS handshake with plain text.
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
 #: Headers of an answer; names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
@@ -39,7 +39,7 @@ class Unreachable(errors.NoLeader):
 class NotANode(OutcomeUnknown):
     """The answer came from something other than a node: a proxy, a login page, another service.
 
-    outcome_known: of a GET, and when it refused (3xx, 4xx). retryable: when it says that a node failed it (5xx).
+    outcome_known: True for a GET, and if a proxy refused the request (3xx, 4xx). retryable: True for a status 5xx.
     """
 
     type, title, retryable = "not-a-node", "The answer is not from a node", False

@@ -1,6 +1,6 @@
-"""The options of a publish: one row each, which is the only declaration of an option.
+"""The options of a publish, one row each. An option is declared nowhere else.
 
-Read from the rows: the query and the headers of a single publish, the items of a batch (both in
+These are made from the rows: the query and the headers of a single publish, the items of a batch (both in
 hadelay/api/publishrequest.py), the arguments of the client (hadelay/client/putoptions.py), the headers that it sends,
 the options of `hadelay msg put`, the JSON Schema, and the columns that the Spark writer takes. `make docs` writes the
 two modules. rules/publishing.py judges the values, and puts those with a `meta` into the message's record.
@@ -13,7 +13,8 @@ from hadelay.version import FIRST_LEVEL
 
 
 class Kind(NamedTuple):
-    """What the values of options of this kind have in common. The types are Python text, `column` is of Spark SQL."""
+    """Properties that all options of one kind share. The types are Python source text; `column` is a type of Spark
+    SQL."""
 
     name: Literal["duration", "instant", "text", "name", "choice", "tags", "url", "topic", "headers", "meta", "type"]
     query: str
@@ -45,18 +46,21 @@ class Option(NamedTuple):
     help: str
     #: Attribute of the message's meta (codec/meta.py) that keeps the option; "": the option is not in the record.
     meta: str = ""
-    #: Header of a single publish; "": Hadelay- and the name. It ends in * for any number of headers.
+    #: Header of a single publish that sets the option; "": Hadelay- and the option's name. A name that ends in * stands
+    #: for any number of headers.
     header: str = ""
-    #: Name of the client's argument, and of the command's option, if it is another. None: the command has no option.
+    #: Name of the client's argument, and of the command's option, if different from the option's name. None: the
+    #: command has no such option.
     put: str = ""
     command: str | None = ""
     #: Whether the query of a single publish may have the option, too.
     query: bool = True
-    #: Field of Draft that says whether a message has the option, for an option with a level of its own.
+    #: Field of Draft that says whether a message has this option; only for an option that needs a feature level of its
+    #: own.
     draft: str = ""
     #: Feature level that the option needs: until the cluster has switched to it, nodes refuse such publishes.
     level: int = FIRST_LEVEL
-    #: Whether many messages have the option: http/publish.py has a fast path for batch items without others.
+    #: Whether many messages have the option: http/publish.py has a fast path for batch items with usual options only.
     usual: bool = False
 
     @property
@@ -84,7 +88,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "batch": Option(
         _text("name", 128),
-        "Key of an open batch that the message joins: its callback waits for this message.", "batch", draft="batched",
+        "Key of an open batch that the message joins: the batch's callback waits for this message.", "batch",
+        draft="batched",
     ),
     "on_conflict": Option(
         Kind(
@@ -101,8 +106,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "unique_for": Option(
         _duration(1, MAX_UNIQUE_MS),
-        "With a key: drop this publish if the key was published with unique_for within that publish's time, at most "
-        "7d, also if that message is settled. The time of the first publish counts.",
+        "With a key: time, at most 7d, in which later publishes with this key and unique_for are dropped, even if this "
+        "message is settled by then. Dropped publishes do not extend it.",
     ),
     "tags": Option(
         Kind("tags", "str", "list[str]", "Sequence[str]", "ARRAY<STRING>|STRING"),

@@ -19,7 +19,7 @@ class PublishQuery(Request):
     key: str | None = None
     #: Message group: the topic hands out at most group_concurrency messages of a group at once.
     group: str | None = None
-    #: Key of an open batch that the message joins: its callback waits for this message.
+    #: Key of an open batch that the message joins: the batch's callback waits for this message.
     batch: str | None = None
     #: If a message with this key is pending (scheduled, ready or leased): keep it (the default), and answer with that
     #: message and `duplicate`; replace it, unless it is leased, and answer with the new one and `replaced`; or reject
@@ -27,8 +27,8 @@ class PublishQuery(Request):
     on_conflict: Literal["keep", "replace", "reject"] | None = None
     #: With on_conflict replace: limit of the total delay since the first of the replaced messages.
     max_wait: Duration | None = None
-    #: With a key: drop this publish if the key was published with unique_for within that publish's time, at most 7d,
-    #: also if that message is settled. The time of the first publish counts.
+    #: With a key: time, at most 7d, in which later publishes with this key and unique_for are dropped, even if this
+    #: message is settled by then. Dropped publishes do not extend it.
     unique_for: Duration | None = None
     #: Tags that consumers can filter by, at most 16; commas separate them in a text.
     tags: str | None = None
@@ -58,7 +58,7 @@ class BatchItem(Request, gc=False):
     key: str | None = None
     #: Message group: the topic hands out at most group_concurrency messages of a group at once.
     group: str | None = None
-    #: Key of an open batch that the message joins: its callback waits for this message.
+    #: Key of an open batch that the message joins: the batch's callback waits for this message.
     batch: str | None = None
     #: If a message with this key is pending (scheduled, ready or leased): keep it (the default), and answer with that
     #: message and `duplicate`; replace it, unless it is leased, and answer with the new one and `replaced`; or reject
@@ -66,8 +66,8 @@ class BatchItem(Request, gc=False):
     on_conflict: str | None = None
     #: With on_conflict replace: limit of the total delay since the first of the replaced messages.
     max_wait: str | int | float | None = None
-    #: With a key: drop this publish if the key was published with unique_for within that publish's time, at most 7d,
-    #: also if that message is settled. The time of the first publish counts.
+    #: With a key: time, at most 7d, in which later publishes with this key and unique_for are dropped, even if this
+    #: message is settled by then. Dropped publishes do not extend it.
     unique_for: str | int | float | None = None
     #: Tags that consumers can filter by, at most 16; commas separate them in a text.
     tags: list[str] | None = None

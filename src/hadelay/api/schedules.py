@@ -22,9 +22,9 @@ class Times(Request, kw_only=True):
     cron: str | None = None
     #: Interval of 1 s or more between occurrences, from `start`, else from 1970-01-01T00:00:00Z.
     every: Duration | None = None
-    #: List of times, at most 1,000.
+    #: Times of the occurrences, as a list of at most 1,000.
     at: list[Instant] | None = None
-    #: IANA time zone of the pattern, such as Europe/Vienna.
+    #: IANA time zone of the cron pattern, such as Europe/Vienna.
     timezone: str = "UTC"
     #: Range of the occurrences: none before `start`, and none after `end`.
     start: Instant | None = None
@@ -32,7 +32,8 @@ class Times(Request, kw_only=True):
 
 
 class PutSchedule(Times, kw_only=True):
-    """A whole schedule: a field that is left out has its default. `body` and `body_base64` are as in a batch."""
+    """Request that sets a whole schedule: a field that is left out has its default. `body` and `body_base64` are as in
+    a batch item."""
 
     topic: str
     #: Number of messages after which the schedule is finished.
@@ -61,7 +62,8 @@ class PutSchedule(Times, kw_only=True):
 
 
 class PutScheduleQuery(Request):
-    #: Version that the schedule must have before the PUT, else 409; 0: the schedule must not exist. None: any.
+    #: Version that the schedule must have before the PUT, otherwise the answer is 409; 0: the schedule must not exist.
+    #: None: any version.
     version: int | None = None
 
 
@@ -86,7 +88,7 @@ class Occurrence(Document, Generic[At], frozen=True):
 
     at: At
     id: str
-    #: State of the message; "gone": deleted, since its retention is over.
+    #: State of the message; "gone": the message is deleted, because its retention is over.
     state: Annotated[str, words(*State, "gone")]
     #: Whether a user asked for the message by trigger or backfill.
     manual: bool = False
@@ -180,7 +182,8 @@ class Previewed(Document, Generic[At], frozen=True):
 
 
 class Backfill(Request, rename={"from_": "from"}):
-    """Publish the occurrences of [from, to), due now, even if published before: all past, at most 1,000 and 4 MiB."""
+    """Request to publish the messages of past occurrences, in [from, to), even if they were published before. The
+    messages are due now. `to` must not be in the future; at most 1,000 messages and 4 MiB."""
 
     from_: Instant
     to: Instant

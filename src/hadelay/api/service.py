@@ -20,7 +20,8 @@ SettleKind = Literal["ack", "nack", "extend"]
 
 
 class Receipts(Struct):
-    """Results of one publish: columns with a row per message, in the order of the request."""
+    """Results of one publish: each list has one value per message, in the order of the request. A row is a message's
+    position."""
 
     ids: list[int]
     deliver_at_ms: list[int]
@@ -28,7 +29,7 @@ class Receipts(Struct):
     duplicates: frozenset[int] = frozenset()
     #: Refusals by row; id and deliver_at_ms of a refused row mean nothing.
     problems: dict[int, HadelayError] = {}
-    #: Ids of the messages that rows replaced (on_conflict = replace), by row.
+    #: Row → id of the message that this row's message replaced (on_conflict = replace).
     replaced: dict[int, int] = {}
 
 
@@ -55,7 +56,7 @@ class ReceiveRequest(Struct):
     any_tags: tuple[str, ...] = ()
     #: Whether messages of earlier topics go first; otherwise topics take turns.
     listed: bool = False
-    #: Limit of messages of one group.
+    #: Limit of messages of one message group in the answer.
     group_max: int = 1
     #: Name of the node that relayed the receive, as the request says; "" without one.
     node: str = ""
@@ -83,7 +84,7 @@ class ListRequest(Struct):
     limit: int
     #: Whether the list has the messages' bodies.
     body: bool = False
-    #: Also messages that wait after a failed attempt, whatever `states` are.
+    #: Whether the list also has messages that wait after a failed attempt, independent of `states`.
     retrying: bool = False
 
 
@@ -112,7 +113,7 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-#: Value of a family: one number, a number per tuple of label values, or a histogram.
+#: Values of a metric: one number, a number per tuple of label values, or a histogram.
 Values = float | Mapping[tuple[str, ...], float] | Histogram
 #: Metrics with their values. Counters begin at 0 with the process, except replicated counts of messages.
 Measured = list[tuple[Family, Values]]

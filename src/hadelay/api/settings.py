@@ -11,7 +11,7 @@ from hadelay.errors import BadRequest
 from hadelay.settings.kinds import MAX_BACKOFF_STEPS, Kind, shown_name
 from hadelay.settings.topic import SETTINGS, mask_header, mask_secret
 
-#: Names in the API of settings, and of their fields → names as stored.
+#: API names of settings and of their fields → names as stored.
 _STORED = {shown_name(name): name for name in SETTINGS}
 _STORED |= {shown_name(name): name for row in SETTINGS.values() for name in row.kind.parts}
 

@@ -1,4 +1,4 @@
-"""Documents of the shard map."""
+"""HTTP API types about the shard map, which says which shard owns a topic."""
 
 from typing import Literal
 
@@ -12,11 +12,12 @@ class ShardsOut(Document, frozen=True):
     #: Number of the Raft group: the first byte of message ids.
     group: int
     cluster_id: str
-    #: Map that is in force; null for a cluster without a map, which owns all topics.
+    #: Shard map in force; null for a cluster without a map, which owns all topics.
     current: ShardMap | None
-    #: Map of a change that is under way.
+    #: Next shard map, while a change of the map is under way; null otherwise.
     prepared: ShardMap | None
-    #: The cluster was restored as a shard, and creates no topics until it has the map again.
+    #: Whether the cluster was restored as a shard from a backup: it creates no topics until it gets the shard map
+    #: again.
     suspended: bool
 
 
@@ -31,13 +32,13 @@ class NamesQuery(Request):
 
 
 class ShardNames(Document, frozen=True):
-    """A page of names; a name may come more than once."""
+    """A page of names of topics. A name may occur more than once."""
 
     #: Version of the prepared map that the node had applied when it read the names; null without one.
     prepared: int | None
-    #: Topics that exist in this shard.
+    #: Names of topics that exist in this shard.
     topics: list[str]
-    #: Topics that settings and schedules of this shard name, whether they exist or not.
+    #: Names of topics in settings and schedules of this shard, whether the topics exist or not.
     targets: list[str]
     #: Value of `after` for the next page; null: no more.
     next: str | None

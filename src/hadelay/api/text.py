@@ -1,4 +1,4 @@
-"""Reads and writes durations, instants, ids and names as the API has them (docs: http-api).
+"""Reads and writes durations, times, ids and names in the formats of the HTTP API (docs/reference/http.md).
 
 Parsers raise BadRequest or Impossible, which say what to write instead. Times round up to the next millisecond: a
 message may be late, never early.
@@ -73,7 +73,7 @@ def parse_duration(name: str, value: object) -> int:
 
 
 def parse_shift(value: str | int | float) -> int:
-    """Parse the move of a due time, a duration with a sign (3h, -90m, or a number of seconds), into ms."""
+    """Parse the shift of a due time, a duration with a sign (3h, -90m, or a number of seconds), into ms."""
     if isinstance(value, str):
         back, value = value.strip().startswith("-"), value.strip().removeprefix("+").removeprefix("-")
     else:
@@ -83,7 +83,7 @@ def parse_shift(value: str | int | float) -> int:
 
 
 def format_shift(ms: int) -> str:
-    """The shortest text of the move of a due time: `3h`, `-1h30m`."""
+    """The shortest text of a shift of a due time: `3h`, `-1h30m`."""
     return f"{'-' if ms < 0 else ''}{format_duration(abs(ms))}"
 
 
@@ -201,7 +201,7 @@ def check_limit(limit: int) -> int:
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str:
-    """End of an error about an unknown name: `; did you mean 'delay'?`, or all known names, or nothing."""
+    """End of an error text about an unknown name: `; did you mean 'delay'?`, or all known names, or nothing."""
     names = list(known)
     close = difflib.get_close_matches(unknown, names, 1, 0.6)
     if close:

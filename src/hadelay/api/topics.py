@@ -7,7 +7,7 @@ from hadelay.api.topicsettings import PutTopic, Topic
 
 
 class PutSubscription(PutTopic, rename={"from_": "from"}):
-    """Settings of a subscription; those of topics, except own_queue, publish_rate and expires_after."""
+    """Settings of a subscription: those of a topic, except own_queue, publish_rate and expires_after."""
 
     #: Messages that a new subscription gets: those published from now on; or also a copy of each message that is
     #: pending in the topic's own queue, by a job (GET /v1/jobs). Ignored if the subscription exists.
@@ -56,13 +56,13 @@ class Group(Document, Generic[At], frozen=True):
 
 
 class GroupOfTopic(Document, Generic[At], frozen=True):
-    """A message group whose messages wait behind its first one."""
+    """A message group in which messages wait behind the group's first message."""
 
     topic: str
     group: str
-    #: Number of the group's messages that wait behind its first ones.
+    #: Number of the group's messages that wait behind its first messages.
     blocked: int
-    #: Time since which a message waits although it is due; None: no such message is due yet.
+    #: Earliest due time of the messages that wait although they are due; None: none of them is due yet.
     since: At | None
     #: The first message of the group: id, state, number of hand-outs so far, and last error.
     message: str

@@ -12,7 +12,7 @@ from hadelay.words import span
 _instant = datetime.fromisoformat
 #: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
 _SILENT_MS = 90_000
-#: The same of consumers of which none waits for an answer: they may be busy with messages.
+#: The same time for consumers without a waiting receive: they may be busy with messages. Shorter than _SILENT_MS.
 _BUSY_MS = 5_000
 #: Limit of the consumers that a verdict names.
 _NAMED = 5

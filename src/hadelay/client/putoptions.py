@@ -24,7 +24,7 @@ class PutOptions(TypedDict, total=False):
     key: str | None
     #: Message group: the topic hands out at most group_concurrency messages of a group at once.
     group: str | None
-    #: Key of an open batch that the message joins: its callback waits for this message.
+    #: Key of an open batch that the message joins: the batch's callback waits for this message.
     batch: str | None
     #: If a message with this key is pending (scheduled, ready or leased): keep it (the default), and answer with that
     #: message and `duplicate`; replace it, unless it is leased, and answer with the new one and `replaced`; or reject
@@ -32,8 +32,8 @@ class PutOptions(TypedDict, total=False):
     on_conflict: OnConflict | None
     #: With on_conflict replace: limit of the total delay since the first of the replaced messages.
     max_wait: Delay | None
-    #: With a key: drop this publish if the key was published with unique_for within that publish's time, at most 7d,
-    #: also if that message is settled. The time of the first publish counts.
+    #: With a key: time, at most 7d, in which later publishes with this key and unique_for are dropped, even if this
+    #: message is settled by then. Dropped publishes do not extend it.
     unique_for: Delay | None
     #: Tags that consumers can filter by, at most 16; commas separate them in a text.
     tags: Sequence[str] | None
