@@ -154,7 +154,7 @@ def test_one_look_answers_all_notifications(request: pytest.FixtureRequest, tmp_
 
 def test_parameters_of_mysql_are_not_ignored() -> None:
     pytest.importorskip("pymysql")
-    with pytest.raises(ConfigError, match="ssl_ca=FILE alone"):
+    with pytest.raises(ConfigError, match="only one is ssl_ca=FILE"):
         connect("mysql://root@127.0.0.1:9/shop?ssl=true")
 
 

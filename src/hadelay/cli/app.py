@@ -25,7 +25,7 @@ from hadelay.cli.output import note
 from hadelay.errors import HadelayError
 from hadelay.version import VERSION
 
-#: How to install what commands of a node need.
+#: Command that installs the packages which the commands of a node need.
 INSTALL_NODE = "pip install 'hadelay[server]'"
 OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
@@ -35,7 +35,7 @@ class WrongUsage(HadelayError):
 
 
 class Interrupted(errors.OutcomeUnknown):
-    """Ctrl-C during a request with an Idempotency-Key."""
+    """Ctrl-C ended a request with an Idempotency-Key: whether the request took effect is unknown."""
 
     type, title = "interrupted", "Interrupted"
 
@@ -229,8 +229,8 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 
 def _negative_values(argv: Sequence[str]) -> list[str]:
-    """The words with `--delay -5s` as `--delay=-5s`: no option begins with a digit, so an error calls
-    the value negative, not missing."""
+    """The typed words, with `--delay -5s` written as `--delay=-5s`. No option begins with a digit, so -5s is a value:
+    an error then calls it negative, not missing."""
     words: list[str] = []
     for n, word in enumerate(argv):
         if words and re.match(r"-\.?\d", word) and re.fullmatch("--[a-z-]+", words[-1]) and "--" not in argv[:n]:

@@ -118,7 +118,8 @@ def _rate(text: str) -> float:
 
 
 def _of_one_shard(remote: Remote) -> Remote:
-    """The same, with the shard that answered if there are several: other addresses may be of other shards."""
+    """`remote` for the shard that answered, if there are several shards: --servers may name nodes of other shards,
+    too."""
     if remote.shard is not None:
         return remote
     found = call(remote, "GET", "/v1/shards", needs="cluster_id", query={"stale": True})

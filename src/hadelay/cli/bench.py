@@ -36,7 +36,7 @@ def bench(
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads must be at least 1")
-    # First test whether a cluster answers. Use a request that is not retried: requests of the client would be.
+    # Test first whether a cluster answers, with a request that is not retried: the client would go on trying for long.
     call(remote, "GET", "/v1/cluster", needs="members")
     topic = f"bench-{secrets.token_hex(3)}"
     batches = iter([batch] * (count // batch) + [count % batch] * (count % batch > 0))

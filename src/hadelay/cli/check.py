@@ -81,7 +81,7 @@ def files(*, now: bool = False, timeout: float = 3_600, remote: Remote = Remote(
     end, begun = time.monotonic() + timeout, {} if not now else _patrols(members, remote, "POST")
     while True:
         found = _patrols(members, remote, "GET")
-        if begun:  # a node that has restarted since has forgotten that it was asked
+        if begun:  # a node that has restarted meanwhile has forgotten the request: send it again
             asked = {name: report.get("wanted", 0) for name, report in begun.items()}
             anew = [one for one in members if found[one["name"]].get("wanted", 0) < asked[one["name"]]]
             begun |= _patrols(anew, remote, "POST")
@@ -98,7 +98,7 @@ def files(*, now: bool = False, timeout: float = 3_600, remote: Remote = Remote(
 
 
 def _patrols(members: list[dict[str, Any]], remote: Remote, method: str) -> dict[str, dict[str, Any]]:
-    """Reports of the members' patrols by name; `problem` says why a member gave none."""
+    """Reports of the members' patrols by member name; `problem` says why a member gave no report."""
     found = {}
     for member in members:
         try:

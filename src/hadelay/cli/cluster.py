@@ -85,7 +85,7 @@ def list_members(*, remote: Remote = Remote()) -> None:
 
 
 def _in_words(member: dict[str, Any]) -> dict[str, Any]:
-    """The member for a table: a drained one says so beside its role."""
+    """The member as a row of a table, in which the role of a drained member ends in "drained"."""
     return {**member, "role": f"{member['role']}, drained"} if member.get("drained") else member
 
 

@@ -11,7 +11,7 @@ _NAMED = 3
 
 
 def consumers(*, stale: Stale = False, remote: Remote = Remote()) -> None:
-    """Show the consumers of all topics: those that asked since the present leader took over, have leases, or settled
+    """Show the consumers of all topics: those that polled since the present leader took over, have leases, or settled
     messages lately."""
     found = call(remote, "GET", "/v1/consumers", needs="consumers", query={"stale": stale})
     if remote.output == "json":

@@ -33,9 +33,9 @@ from hadelay.settings.shardmap import MAX_SHARDS
 
 #: Timeout of a node's own shutdown, in seconds: leaders hand over, and all nodes make a checkpoint.
 END_S = 20.0
-#: Timeout, in seconds, of giving the shards their map once all nodes are ready.
+#: Timeout, in seconds, of giving all shards their common map once all nodes are ready.
 _MAP_S = 30.0
-#: Pause between two attempts to do so, in seconds.
+#: Pause between two attempts to give the shards their map, in seconds.
 _PAUSE_S = 0.2
 #: Port of the first node, unless --port-base names another.
 DEFAULT_PORT = 8400
@@ -44,7 +44,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Replica(NamedTuple):
-    """One process: the node of this index in one shard."""
+    """A process of the cluster. node: index of its node; shard: index of the shard that it serves."""
 
     node: int
     shard: int
@@ -55,8 +55,8 @@ class Replica(NamedTuple):
 
 
 class Layout(msgspec.Struct, kw_only=True):
-    """Content of cluster.json. founded: number of shards whose nodes were all ready once; an empty data directory of
-    these is now a data loss."""
+    """Content of cluster.json. founded: number of shards whose nodes were all ready once. If a node of such a shard has
+    an empty data directory, data was lost."""
 
     id: str
     nodes: int
@@ -264,7 +264,8 @@ class _Cluster:
         raise HadelayError(f"{name} ended before it was ready; {self._log_tail(name)}")
 
     async def _share_topics(self) -> None:
-        """Give all shards their map. Shards that require tokens get it by hand, since only their admin has a token."""
+        """Give all shards their common map. If the shards require tokens, print the command to do so by hand: only the
+        admin of each shard has a token for it."""
         token = os.environ.get("HADELAY_TOKEN", "")
         nodes = {shard: self.layout.urls(shard) for shard in range(self.layout.shards)}
         at = {shard: Remote(servers=",".join(urls.values()), token=token) for shard, urls in nodes.items()}
@@ -310,7 +311,7 @@ class _Cluster:
             note(f"Other commands and programs find the cluster by:\n  export HADELAY_SERVERS={servers}")
 
     def _megabytes(self) -> int:
-        """Disk space that the processes take, on average."""
+        """Disk space that each process takes, on average, in MB."""
         size = 0
         for name in self.layout.names():
             with contextlib.suppress(FileNotFoundError):  # nodes replace and remove files meanwhile

@@ -135,7 +135,9 @@ def rabbitmq_delayed(
         say(fromplugin.EXPRESSION.strip())
         return 0
     if file is None or topic is None:
-        raise ConfigError("name a FILE and the --topic of the bridge; --expression prints what makes the file")
+        raise ConfigError(
+            "name a FILE and the --topic of the bridge; --expression prints the expression that makes FILE"
+        )
     with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as lines:
         try:
             return _copied(fromplugin.delayed(lines, topic, exchange, vhost), options)
@@ -158,7 +160,7 @@ def _import(url: str, options: Importing, entries: Callable[[Any], Iterable[Entr
 
 
 def _copied(source: Iterable[Entry | Skipped], options: Importing) -> int:
-    """Copy with a progress bar, and print the report; exit code 1 if the cluster refused any."""
+    """Import with a progress bar, and print the report; exit code 1 if the cluster refused any message."""
     with progress(None) as update, contextlib.ExitStack() as stack:
         client = None
         if not options.dry_run:

@@ -64,7 +64,7 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         yield from _journal(path) if journal else storage_rows(str(path))
     except ValueError as error:
-        raise BadRequest(f"{path}: {error}: name a file of a data directory as it is named there") from None
+        raise BadRequest(f"{path}: {error}: the file must have its name from the data directory") from None
 
 
 def _journal(path: Path) -> Iterator[Row]:
@@ -101,7 +101,7 @@ def _print(rows: list[Row], columns: tuple[str, ...], printing: Printing) -> Non
 
 
 def _cell(name: str, value: Any) -> Any:
-    # other numbers come from damaged rows
+    # Show a time as a date only if it is plausible: other numbers come from damaged rows.
     if name.endswith("_ms") and isinstance(value, int) and 0 < value < END_OF_YEARS_MS:
         return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}.{value % 1000:03}"
     if isinstance(value, bytes):

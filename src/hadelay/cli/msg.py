@@ -42,11 +42,11 @@ _OUTCOME = ("id", "topic", "key", "outcome", "outcomes", "detail")
 _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "old_deliver_at", "new_deliver_at", "from", "to")
 
 
-#: Timeout of a request, in seconds, besides the time for which it waits.
+#: Timeout of a request, in seconds, in addition to the time for which the request waits for messages.
 _TIMEOUT_S = 15.0
 
 
-#: Options of a publish by the name of the command's option.
+#: Options of a publish: name of the command-line option → (name in the API, row).
 _OPTIONS = {row.command or name: (name, row) for name, row in OPTIONS.items() if row.command is not None}
 
 
@@ -99,7 +99,7 @@ def put(
 
 
 def _named(option: str, prefix: str, pairs: Several) -> dict[str, str]:
-    """Headers from an option's NAME=VALUE pairs. prefix: of the headers' names."""
+    """HTTP headers from an option's NAME=VALUE pairs. prefix: text before each name."""
     headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -303,7 +303,8 @@ def receive(
 
 
 def _unknown(topics: Sequence[str], remote: Remote) -> Iterator[str]:
-    """A sentence for each of the topics that does not exist; none without the right to read them."""
+    """Sentences about the topics that do not exist. Ends at the first topic that cannot be read, for example without
+    the right to."""
     for topic in topics:
         try:
             call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")

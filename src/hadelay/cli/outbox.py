@@ -19,7 +19,7 @@ from hadelay.outbox.tables import TABLE, Dialect
 
 
 class _Absent(ConfigError):
-    """The database does not answer, refuses the user, or has no table."""
+    """An outbox that cannot be used now: its database does not answer, refuses the user, or has no table."""
 
 
 Url = Annotated[
@@ -40,7 +40,7 @@ def run(
     health: str | None = None,
     remote: Remote = Remote(),
 ) -> int:
-    """Publish the rows of an outbox, until SIGTERM or SIGINT. Several relays may run at once, but on SQLite.
+    """Publish the rows of an outbox, until SIGTERM or SIGINT. Several relays may run at once, except on SQLite.
 
     Args:
         once: Relay what there is, and end; exit code 1 if a row was refused or has to be tried again.
@@ -107,7 +107,7 @@ def _opened(url: str, relay: bool = False) -> Database:
 
 @contextlib.contextmanager
 def _in_words(begin: str = "") -> Iterator[None]:
-    """The errors of drivers in one line, as the command line shows errors."""
+    """Context that turns exceptions of a database driver into errors of one line, for the command line."""
     try:
         yield
     except (HadelayError, OSError):

@@ -95,7 +95,7 @@ def json_line(value: Any) -> bytes:
 
 
 def _escaped(character: str) -> str:
-    """JSON escapes for a character; those of the standard library leave DEL as it is."""
+    """JSON escapes of a character. Not by the standard library, which leaves DEL as it is."""
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
 
@@ -106,7 +106,7 @@ def emit_json(value: Any) -> None:
 
 
 def emit_bytes(data: bytes) -> None:
-    """Write a payload to stdout as it is, and flush; to a terminal, as cleaned text."""
+    """Write a payload to stdout unchanged, and flush. A terminal gets cleaned text instead, which it cannot obey."""
     if sys.stdout.isatty():
         data = clean(data.decode(errors="replace")).encode()
     sys.stdout.buffer.write(data)
@@ -114,8 +114,8 @@ def emit_bytes(data: bytes) -> None:
 
 
 def clean(text: str) -> str:
-    """`text` without control characters and characters that turn the direction of writing: names, bodies and reasons
-    are others' words, and a terminal would obey them. Lines and tabs stay."""
+    """`text` without control characters, and without characters that change the writing direction: names, bodies and
+    reasons come from others, and a terminal would obey these characters. Line breaks and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
@@ -272,12 +272,12 @@ def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
 
 
 def with_shard(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """The columns, and the shard as the second one if there are several."""
+    """Columns of a table, with the shard as the second column if rows have one."""
     return (columns[0], "shard", *columns[1:]) if any("shard" in row for row in rows) else columns
 
 
 def note_missing(answer: Mapping[str, Any]) -> None:
-    """Say which shards did not answer a request for all."""
+    """Report the shards that did not answer a request to all shards."""
     for shard in answer.get("missing", ()):
         note(f"shard {shard} does not answer: what it has is left out")
 

@@ -71,7 +71,8 @@ def call(
 
 
 def _advised(error: Exception, remote: Remote, path: str, body: Any) -> Exception:
-    """The same error, with advice if the request lacked a token, or named a topic or a schedule that does not exist."""
+    """The error to raise, with advice if the request lacked a token, or named a topic or a schedule that does not
+    exist."""
     if isinstance(error, errors.Unauthorized) and error.of_a_node and not remote.token:
         return errors.Unauthorized("the cluster requires a token: set HADELAY_TOKEN, or use --token")
     if isinstance(error, errors.NotFound) and (named := _named(path, body)):
@@ -81,7 +82,7 @@ def _advised(error: Exception, remote: Remote, path: str, body: Any) -> Exceptio
 
 
 def _named(path: str, body: Any) -> tuple[str, str] | None:
-    """Kind and name of the topic or schedule that a request is about."""
+    """Kind and name of the topic or schedule that a request is about; None if it is about neither."""
     if found := re.match(r"/v1/(topics|schedules)/([^/:?]+)", path):
         return found[1], unquote(found[2])
     topic = body.get("filter", {}).get("topic") if isinstance(body, dict) else None
@@ -119,8 +120,8 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
 
 
 def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
-    """`call` to one member of the cluster: at its advertised address, or, because this machine may not resolve that
-    name, at any of --servers where the member answers."""
+    """Like `call`, but to one member of the cluster: at its advertised address, or, because this machine may not
+    resolve that name, at any of --servers where this member answers."""
     servers = ",".join(reachable([member["http"]], remote.addresses(), remote.token))
     return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 

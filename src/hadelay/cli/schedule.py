@@ -179,7 +179,7 @@ def backfill(
     name: Name, /, *, start: Annotated[str, Parameter(name="--from")], to: str, idempotency_key: str | None = None,
     remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Make the past occurrences of a range due now, at most 1,000. Those made before are made again.
+    """Make the past occurrences of a range due now, at most 1,000. Occurrences made before are made again.
 
     Args:
         start: Begin of the range: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.

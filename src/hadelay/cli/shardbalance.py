@@ -1,5 +1,6 @@
-"""`hadelay shards balance`: transfers leadership of shards between machines, until each leads about as many shards as
-the others. The leader of a shard does most of its work. A machine is what has one node name in all shards."""
+"""`hadelay shards balance`: transfers leadership of shards between machines, until each machine leads about as many
+shards as the others. The leader of a shard does most of its work. Nodes with the same name in different shards count as
+one machine."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -34,8 +35,8 @@ class Move(NamedTuple):
 
 
 def balance(*, dry_run: DryRun = False, remote: Remote = Remote()) -> None:
-    """Transfer leadership of shards, one after the other, until the machines differ by at most one leader. A machine is
-    what has one node name in all shards."""
+    """Transfer leadership of shards, one after the other, until the machines differ by at most one leader. Nodes with
+    the same name in different shards count as one machine."""
     at = Shards.named_by(remote, {}).at
     seen = {}
     for index in sorted(at):
@@ -55,7 +56,8 @@ def balance(*, dry_run: DryRun = False, remote: Remote = Remote()) -> None:
 
 
 def plan(seen: Mapping[int, Seen]) -> list[Move]:
-    """Transfers after which no chain of transfers could make two machines more alike; at most one per shard."""
+    """Transfers, at most one per shard, that spread the leaders over the machines as evenly as any chain of transfers
+    can."""
     leads = {shard: one.leader for shard, one in seen.items()}
     while chain := _chain(leads, seen):
         leads.update(chain)
@@ -63,8 +65,9 @@ def plan(seen: Mapping[int, Seen]) -> list[Move]:
 
 
 def _chain(leads: Mapping[int, str], seen: Mapping[int, Seen]) -> dict[int, str]:
-    """New leaders of the shards of a chain: the first machine gets a leader less, the last one, which had at least two
-    less, gets one more. Chains to the machine with the fewest come first, then the shortest; empty if there is none."""
+    """Find a chain of transfers: the first machine ends up with one leader less, and the last machine, which had at
+    least two less, with one more. Returns shard → new leader; empty if there is no such chain. The last machine is the
+    one with the fewest leaders that a chain can reach, by the shortest chain."""
     counts = Counter(dict.fromkeys(sorted({node for one in seen.values() for node in one.able}), 0))
     counts.update(leads.values())
     for first, most in counts.most_common():

@@ -26,7 +26,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """Names of a shard: topics that exist there, and topics that settings and schedules there name."""
+    """Names that a shard knows: topics that exist there, and topics that its settings and schedules name."""
 
     topics: frozenset[str]
     targets: frozenset[str]
@@ -57,7 +57,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 Step = Look | Prepare | Collect | Commit
-#: Makes the rules, and the shards with their nodes, of the new map. base: map with the highest version.
+#: Function that makes the new map's rules, and its shards with their nodes, from the map with the highest version.
 Edit = Callable[[ShardMap], ShardMap]
 
 
@@ -87,7 +87,7 @@ def change(indexes: Iterable[int], edit: Edit) -> Generator[Step, Any, ShardMap]
     for index in indexes:
         named[index] = yield Collect(index)
         if named[index].prepared != new.version:
-            raise Stopped(f"shard {index} got another change meanwhile: repeat this one")
+            raise Stopped(f"shard {index} got another change meanwhile: repeat this change")
     final = pinning(new, named)
     for index in indexes:
         yield Commit(index, final)
@@ -95,8 +95,8 @@ def change(indexes: Iterable[int], edit: Edit) -> Generator[Step, Any, ShardMap]
 
 
 def next_map(known: Mapping[int, Known], edit: Edit) -> ShardMap:
-    """The map to prepare: the edited one with the next version, the present group numbers, and the pins that the rules
-    do not make needless."""
+    """The map to prepare: the edited map, with the next version, the present group numbers of the shards, and without
+    the pins that its rules make needless."""
     versions = [one.version for state in known.values() for one in (state.current, state.prepared) if one is not None]
     new = edit(first_map(known))
     shards = {index: _numbered(shard, known.get(index)) for index, shard in new.shards.items()}
@@ -111,7 +111,7 @@ def next_map(known: Mapping[int, Known], edit: Edit) -> ShardMap:
 
 
 def refuse_another(known: Mapping[int, Known], index: int) -> None:
-    """Raise Stopped if the map gives this index to another cluster than the one that was found there."""
+    """Raise Stopped if the map has another cluster at this index than the cluster that answered for it."""
     there = first_map(known).shards.get(index)
     if there is not None and there.group != known[index].group:
         raise Stopped(
@@ -128,8 +128,8 @@ def _numbered(shard: Shard, known: Known | None) -> Shard:
 
 
 def pinning(new: ShardMap, named: Mapping[int, Named]) -> ShardMap:
-    """The map with a pin for each name whose owner by the rules is another shard than the one that has the name. Raises
-    Stopped if two shards have a topic of one name."""
+    """The map with more pins: each existing name is pinned to the shard that has it, if the rules give the name to
+    another shard. Raises Stopped if two shards have a topic of one name."""
     pinned, homes = dict(new.pinned), dict[str, int]()
     twice = []
     for index in sorted(named):
@@ -150,5 +150,5 @@ def pinning(new: ShardMap, named: Mapping[int, Named]) -> ShardMap:
     if problem := final.problem():
         raise Stopped(problem)
     if len(pinned) > MAX_PINNED:
-        raise Stopped(f"{len(pinned)} names would be pinned, at most {MAX_PINNED} may be: choose rules that keep more")
+        raise Stopped(f"{len(pinned)} names would be pinned, at most {MAX_PINNED} may be: choose rules that move fewer")
     return final

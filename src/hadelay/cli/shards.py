@@ -15,7 +15,7 @@ from hadelay.cli.shardchange import Collect, Edit, Known, Look, Named, Prepare, 
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound, Unauthorized
 from hadelay.settings.shardmap import ALL, Rule, Shard, ShardMap
 
-#: Timeout of one step in one shard, in seconds.
+#: Timeout of one step of a change in one shard, in seconds.
 _STEP_S = 30.0
 #: Number of pinned names that a plan shows.
 _SHOWN = 20
@@ -121,7 +121,7 @@ def rule(
     def edit(base: ShardMap) -> ShardMap:
         others = [one for one in base.rules if one.pattern != pattern]
         if remove and (len(others) == len(base.rules) or pattern == ALL):
-            raise NotFound(f"no rule has the pattern {pattern!r}, or it is the last one, which stays")
+            raise NotFound(f"no rule has the pattern {pattern!r}, or it is the last rule, which always stays")
         if remove:
             return replace(base, rules=tuple(others))
         new = Rule(pattern, indexes, key)
@@ -149,7 +149,7 @@ def apply(
     plan: Plan = False,
     remote: Remote = Remote(),
 ) -> None:
-    """Carry out the same map anew in all shards: finish a change that stopped, refresh the addresses of all nodes, give
+    """Apply the present map again in all shards: finish a change that stopped, refresh the addresses of all nodes, give
     a restored shard its map, and the tokens of the shard that --servers names."""
     index, equals, url = at.partition("=")
     if at and not (equals and index.isdigit()):
@@ -158,8 +158,9 @@ def apply(
 
 
 def share(at: Mapping[int, Remote], nodes: Mapping[int, dict[str, str]]) -> None:
-    """Put clusters into one map: `at` has the addresses to ask, `nodes` those for the map. If a cluster was in no map,
-    all share the names that no other rule matches. A map that is in force with these addresses is left alone."""
+    """Put several clusters into one shard map. at: shard → addresses to ask. nodes: shard → addresses of its nodes for
+    the map. If a cluster was in no map, all clusters share the names that no other rule matches. If such a map is
+    already in force, nothing is changed."""
     shards = Shards(at)
     known = {index: shards.take(Look(index)) for index in at}
     added = any(one.current is None for one in known.values())
@@ -211,8 +212,8 @@ def _change(
 
 
 def _looked_at(shards: "Shards", given: Container[int], plan: bool, bootstrap: str) -> dict[int, Known]:
-    """What each shard of a change knows. Unless it is only a plan, the given shards and those that were restored first
-    get the tokens of another shard: of the one that was asked, or of the next one if that one was restored itself."""
+    """Read the maps that each shard of a change knows. Unless it is only a plan, access tokens are copied first: to the
+    `given` shards, and to shards restored from a backup, from a shard that was not restored."""
     known = {index: shards.look(index) for index in shards.at if index not in given}
     if known and all(one.suspended and one.current is None for one in known.values()):
         raise Conflict(f"this shard was restored from a backup without a shard map: {_ELSEWHERE}")
@@ -275,7 +276,8 @@ def _show_plan(remote: Remote, final: ShardMap, new: ShardMap) -> None:
 
 
 def _allowed(remote: Remote, shard: int, urls: Iterable[str]) -> list[str]:
-    """Addresses of another shard's nodes that may get the token of --servers: with https there, only https."""
+    """The addresses of another shard's nodes that the user's token may be sent to: only https addresses, if --servers
+    has one."""
     encrypted = bool(remote.token) and any(url.startswith("https:") for url in remote.addresses())
     found = [url for url in urls if not encrypted or url.startswith("https:")]
     if not found:
@@ -286,21 +288,22 @@ def _allowed(remote: Remote, shard: int, urls: Iterable[str]) -> list[str]:
 
 
 def _of_shard(remote: Remote, base: ShardMap, shard: int) -> Remote:
-    """The addresses of --servers without those of other shards, whose nodes would answer for themselves."""
+    """`remote` without the addresses in --servers that belong to other shards: their nodes would answer for their own
+    shard."""
     foreign = {url for index, one in base.shards.items() if index != shard for url in one.nodes.values()}
     return with_fields(remote, servers=",".join(url for url in remote.addresses() if url not in foreign))
 
 
 class Shards:
-    """The shards of a change, with their addresses."""
+    """The shards that a change concerns, with their addresses."""
 
     def __init__(self, at: Mapping[int, Remote]) -> None:
         self.at = dict(at)
 
     @classmethod
     def named_by(cls, remote: Remote, given: Mapping[int, str], *, stale: bool = False) -> "Shards":
-        """The shards of the shard map, which the shard of --servers is asked for, and the shards of `given` (shard →
-        addresses). stale: ask for the map of one node, which works without a leader."""
+        """The shards of the shard map, which is read from the shard of --servers, and the shards of `given` (shard →
+        addresses). stale: read the map of one node, which works without a leader."""
         found = cls._known(remote, stale=stale)
         base = found.current or found.prepared
         mine = 0 if base is None else base.issuer(found.group)
@@ -322,8 +325,8 @@ class Shards:
             raise HadelayError(f"the answer to GET /v1/shards is no shard map: {error}") from None
 
     def with_nodes(self, shards: ShardMap, known: Mapping[int, Known]) -> ShardMap:
-        """The map with all shards of the change, and the addresses that their nodes have now. A silent node keeps its
-        address in the map."""
+        """The map with all shards of the change, and the present addresses of their nodes. A node that has announced no
+        address keeps its address in the map."""
         found = {}
         for index, at in self.at.items():
             shard = shards.shards.get(index, Shard(known[index].group))
@@ -362,5 +365,5 @@ class Shards:
             if page["next"] is None:
                 break
             after = page["next"]
-        # All pages must be from after the same step.
+        # The names count only if the shard had the same prepared map at all pages.
         return Named(frozenset(topics), frozenset(targets), prepared[0] if len(set(prepared)) == 1 else None)

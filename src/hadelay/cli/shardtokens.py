@@ -1,5 +1,5 @@
 """Copies access tokens to a shard that joins a map, by their hashes: no secret of a token is known to anyone but its
-owner. Secret access keys of tokens for AWS SDKs are copied themselves. A copy may be repeated, and takes no token away.
+owner. Secret access keys of tokens for AWS SDKs are copied themselves. Copying may be repeated, and deletes no token.
 """
 
 import hashlib
@@ -14,15 +14,16 @@ from hadelay.errors import Conflict, Unauthorized
 
 
 class Copied(NamedTuple):
-    """Tokens by id → name. made: the new copies. unknown: those of the new shard that the other one does not know."""
+    """Result of a copy: tokens as id → name. made: the new copies. unknown: tokens that only the new shard knows."""
 
     made: dict[str, str]
     unknown: dict[str, str]
 
 
 def copy(source: Remote, to: Remote, shard: int, bootstrap: str = "") -> Copied:
-    """Create the living tokens of `source` in the shard at `to`. bootstrap: the bootstrap token of that shard, for the
-    first token there. Raises Unauthorized if the shard knows neither token."""
+    """Create the unexpired tokens of the shard at `source` in the shard at `to`. bootstrap: bootstrap token of the
+    shard at `to`, to create its first token. Raises Unauthorized if that shard knows neither the user's token nor
+    `bootstrap`."""
     known = _tokens(source)
     now_ms = _now_ms(source)
     own = known.get(hashlib.sha256(source.token.strip().encode()).hexdigest())
@@ -39,8 +40,8 @@ def copy(source: Remote, to: Remote, shard: int, bootstrap: str = "") -> Copied:
 
 
 def _introduced(to: Remote, shard: int, own: Mapping[str, Any], now_ms: int, bootstrap: str) -> bool:
-    """Make the own token known in the new shard: with itself, which may be the bootstrap token there, or with the
-    bootstrap token. Returns whether it was unknown."""
+    """Create the user's own token in the new shard. That token authorises the request, if it is the bootstrap token
+    there, or else `bootstrap`. Returns whether the shard did not know the token before."""
     document = _document(own, now_ms)
     for by in (to, replace(to, token=bootstrap)) if bootstrap else (to,):
         try:
@@ -70,11 +71,11 @@ def _tokens(at: Remote) -> dict[str, dict[str, Any]]:
 
 
 def _chosen(at: Remote) -> dict[str, int]:
-    """The query that names the shard at this address, if it is a shard of its map."""
+    """Query that names the shard at this address; empty if it is in no shard map."""
     shard = call(at, "GET", "/v1/shards", needs="cluster_id")["shard"]
     return {} if shard is None else {"shard": shard}
 
 
 def _now_ms(at: Remote) -> int:
-    """Cluster time of the shard at this address: tokens expire by it."""
+    """Cluster time of the shard at this address, in Unix ms: tokens expire by it."""
     return parse_instant("time", call(at, "GET", "/v1/cluster", needs="members")["time"])

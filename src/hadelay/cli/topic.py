@@ -111,7 +111,7 @@ def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
 _DEFAULT = "default"
 #: Settings that `topic set` changes, by name of the option; each is a row of settings/topic.py.
 _ROWS = {shown_name(name): row for name, row in SETTINGS.items() if row.option}
-#: Types of the options for fields of a setting that are not given as one text.
+#: Kind of a field of a setting → type and default of its option; options of all other kinds take one text.
 _PART_TYPES: dict[str, tuple[Any, Any]] = {"secrets": (Several, ()), "headers": (Several, ()), "flag": (bool, False)}
 
 
@@ -256,8 +256,8 @@ def purge(
 
 
 def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
-    """Text with the number of a topic's messages in each of the given states. Blocked messages, which are scheduled or
-    ready, too, are named apart."""
+    """Text with the number of a topic's messages in each of the given states. Blocked messages, which are also
+    scheduled or ready, are counted separately."""
     found = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
     counts = [f"{found[state]:,} {state}" for state in states]
     waiting = {"scheduled", "ready"} & set(states)

@@ -29,8 +29,8 @@ def trace(
     stale: Stale = False,
     remote: Remote = Remote(),
 ) -> int:
-    """Show the status of a message and the reason for it, its history, its hours, and the view of each node. Exit code
-    1 if the nodes disagree."""
+    """Show the status of a message and the reason for it, its history, the hours that it was filed under, and the view
+    of each node. Exit code 1 if the nodes disagree."""
     query = {"stale": stale}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
     settings: dict[str, Any] = {}

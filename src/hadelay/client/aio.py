@@ -68,8 +68,8 @@ class AsyncClient(ScheduleRequests, BatchRequests):
     async def put(
         self, topic: str, body: Body = b"", *, timeout: float | None = None, **options: Unpack[PutOptions]
     ) -> Receipt:
-        """Publish one message, due after `delay` or at `at`, or now. `put_many` takes values of `meta` and `forward`
-        that a header cannot carry.
+        """Publish one message, due after `delay`, at `at`, or now. For values of `meta` and `forward` that an HTTP
+        header cannot carry, use `put_many`.
 
         options:
         """

@@ -13,5 +13,6 @@ R = TypeVar("R")
 
 async def awaited(client: Client, request: Callable[[AsyncClient], Coroutine[Any, Any, R]]) -> R:
     """Await a request on the event loop that blocking clients share. Unlike an AsyncClient, the client belongs to no
-    event loop of the caller, survives a fork, and need not be closed. The caller's context variables hold."""
+    event loop of the caller, survives a fork, and need not be closed. The request runs with the caller's context
+    variables."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request(client._async()), loop()))

@@ -1,4 +1,4 @@
-"""Publishes of programs that relay others' messages: one message must not hold up the others."""
+"""Publishing for programs that relay messages of others: one refused message must not hold up the rest."""
 
 import math
 import time
@@ -10,8 +10,9 @@ from hadelay.errors import HadelayError, Unauthorized
 
 
 def put_apart(client: Client, puts: list[Put], within_s: float = math.inf) -> list[PutResult]:
-    """Publish together. If the nodes refuse the whole, such as for its size, publish one by one, and begin none after
-    `within_s` seconds: the results of those at the end are missing then."""
+    """Publish the messages in one request. If the nodes refuse the whole request, for example for its size, publish the
+    messages one by one. No publish begins after `within_s` seconds: the results of the last messages are missing
+    then."""
     try:
         return list(client.put_many(puts)) if puts else []
     except HadelayError as error:

@@ -1,5 +1,5 @@
-"""The event loop on which blocking clients run their requests: one thread for all clients of a process, which a fork
-starts again.
+"""The event loop on which blocking clients run their requests: one thread for all clients of a process. A forked child
+starts a new thread.
 
 A client without `close` is closed when nothing refers to it any more, or when the interpreter ends.
 """
@@ -23,16 +23,16 @@ _THREAD = "hadelay-client"
 #: Reentrant lock: garbage collection in the thread that holds the lock may close an iteration, which takes the lock.
 lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
-#: Tasks that have not ended: an event loop keeps weak references alone.
+#: Tasks that have not ended. An event loop has only weak references to its tasks, so they could be garbage-collected.
 _under_way: set[asyncio.Task[Any]] = set()
-#: Clients of this process that may have connections.
+#: Clients of this process that may have open connections.
 used: set[AsyncClient] = set()
-#: Limit of the time for consumers to give back messages when the interpreter ends, in seconds.
+#: Limit, in seconds, of the time in which consumers give back messages when the interpreter ends.
 _CLOSE_S = 2.0
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """The running event loop; the first call starts its thread."""
+    """The running event loop; the first call starts the loop's thread."""
     global _background
     with lock:
         if _background is None:
@@ -48,7 +48,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 class Running(Generic[R]):
-    """A coroutine on the event loop, for a thread that waits for it.
+    """A coroutine that runs on the event loop while another thread waits for it.
 
     Ctrl-C may interrupt the thread between any two instructions. So the thread takes no lock that the event loop waits
     for: a `concurrent.futures.Future` has one, and a Ctrl-C inside it stops the event loop for good.
@@ -69,21 +69,23 @@ class Running(Generic[R]):
     def _end(self, task: asyncio.Task[R]) -> None:
         _under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # read it: after an interrupted wait nobody else does, and asyncio would log it
+            task.exception()  # read the exception: after an interrupted wait nobody else does, and asyncio would log it
         self._ended.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, at most `timeout` seconds; returns whether the coroutine has ended."""
+        """Wait until the coroutine has ended, at most `timeout` seconds; returns whether it has ended."""
         if self._task is None or not self._task.done():
             self._ended.acquire(timeout=-1 if timeout is None else timeout)
         return self._task is not None and self._task.done()
 
     def result(self) -> R:
-        """Wait for the end, and get the result. Raises what the coroutine raises, and CancelledError."""
+        """Wait until the coroutine has ended; returns its result. Raises the coroutine's exception, and CancelledError
+        if it was cancelled."""
         self.wait()
         assert self._task is not None, "it has ended"
         if self._task.cancelled():
-            raise CancelledError  # that of threads: asyncio's own would mean the caller's task
+            # the class of concurrent.futures: asyncio's CancelledError would mean that the caller's task was cancelled
+            raise CancelledError
         return self._task.result()
 
     def cancel(self) -> None:
@@ -96,7 +98,7 @@ class Running(Generic[R]):
 
 
 def wait_for_all(running: Iterable[Running[Any]], seconds: float) -> None:
-    """Wait until all have ended, at most `seconds` in all."""
+    """Wait until all of these coroutines have ended, at most `seconds` in all."""
     end = time.monotonic() + seconds
     for one in running:
         one.wait(max(0.0, end - time.monotonic()))
@@ -162,7 +164,7 @@ def finish(closing: Coroutine[Any, Any, None], of: AsyncClient) -> None:
 
 
 async def end(iterator: Any) -> None:
-    """Close a generator. Works even if the wait for its next item was cancelled a moment ago."""
+    """Close an asynchronous generator, even if the wait for its next item was cancelled a moment ago."""
     while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await iterator.aclose()

@@ -54,7 +54,8 @@ class BatchRequests(Requests):
         return await self._send("POST", "/v1/batches", _present(document), BatchInfo)
 
     async def batch(self, key: str, *, stale: bool = False) -> BatchInfo:
-        """A batch with the numbers of its members by outcome, for 7 days after its end, too. Raises NotFound."""
+        """Get a batch, with the numbers of its members by outcome. It can be read for 7 days after its end. Raises
+        NotFound."""
         return await self._get(_path(key), BatchInfo, stale=stale)
 
     async def batches(self, *, page: int = 1_000, stale: bool = False) -> AsyncIterator[BatchInfo]:
@@ -73,8 +74,8 @@ class BatchRequests(Requests):
         return await self._send("POST", _path(key) + ":seal", {}, BatchInfo)
 
     async def cancel_batch(self, key: str) -> BatchInfo:
-        """Seal a batch, and begin to cancel its members that wait. Leased members go on; to cancel those that return,
-        repeat the call."""
+        """Seal a batch, and begin to cancel its members that wait. Leased members go on; if they are nacked, repeat the
+        call to cancel them."""
         return await self._send("POST", _path(key) + ":cancel", {}, BatchInfo)
 
     async def batch_failures(self, key: str, *, page: int = 1_000) -> AsyncIterator[BatchFailure]:

@@ -1,5 +1,5 @@
-"""Connections of the client. Apart, because aiohttp takes most of the time in which a program that imports hadelay
-starts: client/transport.py imports this module when a client is made."""
+"""Connections of the client. A module of its own, because the import of aiohttp takes most of the time in which a
+program that imports hadelay starts: client/transport.py imports this module when a client is made."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ class Resolver(AbstractResolver):
 
         def answer(infos: list[Any], error: OSError | UnicodeError | None) -> None:
             if found.done():
-                return  # the request was cancelled
+                return  # the request was cancelled, so nobody waits for the answer
             if error is None:
                 found.set_result(infos)
             else:
@@ -50,7 +50,7 @@ class Resolver(AbstractResolver):
             look_up()
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [
-            # With its numeric scope (%2), as connecting to a link-local address of IPv6 needs it.
+            # Add the numeric scope (%2): connecting to a link-local IPv6 address needs it.
             ResolveResult(
                 hostname=host,
                 host=f"{address[0]}%{address[3]}" if address[3:] and address[3] else address[0],

@@ -54,7 +54,7 @@ class Consumer:
         self._polling = Polling(poll, topics, concurrency, lambda: len(self.unsettled), self._take)
         #: Set by the first answer of a node to a poll.
         self.reached = self._polling.reached
-        #: Leases to settle, with the futures of their outcomes.
+        #: Leases to settle, by kind of settlement, each with the future of its outcome.
         self._orders: dict[How, dict[str, asyncio.Future[str]]] = {}
         #: Results of acks, by lease token.
         self._results: dict[str, Any] = {}
@@ -182,7 +182,7 @@ class Consumer:
         return not self.unsettled
 
     async def close(self) -> None:
-        """`stop`, and extend no more leases. Messages handed out can be settled until their leases end."""
+        """`stop`, and stop extending leases. Messages handed out can be settled until their leases end."""
         if self._closing is None:
             self.stop()
             self._closing = asyncio.create_task(self._end())

@@ -1,4 +1,5 @@
-"""For tests: the messages of a node that are due, one after the other. The adapters' `testing` modules run them."""
+"""For tests: leases the due messages of a node, one after the other. The `testing` modules of the adapters for
+frameworks run these messages."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class MovedNode(Protocol):
 
 
 def ready(client: Client, topics: Sequence[str]) -> list[str]:
-    """The topics that have messages that are due and not leased."""
+    """Topics with messages that are due and not leased."""
     return [topic for topic in topics if _counts(client, topic)[0]]
 
 
@@ -53,7 +54,7 @@ def due(client: Client, topics: Sequence[str]) -> Iterator[AsyncMessage]:
             return
         messages = wait(receiving.receive(found, max=1, wait=_WAIT_S, order="listed"))
         if not messages:
-            return  # paused, or blocked by its group
+            return  # the topic is paused, or the message is blocked by its group
         yield from messages
     raise endless()
 

@@ -11,8 +11,8 @@ _JSON = (type(None), bool, int, float, str, list, dict)
 
 
 def encode(value: Any, what: str) -> bytes:
-    """JSON of a value. what: the value's name in errors. ValueError for NaN and infinity, TypeError for a class that
-    has no JSON."""
+    """Encode a value as JSON. what: the value's name in errors. ValueError for NaN and infinity, TypeError for a value
+    of a class that has no JSON form."""
     encoded = msgspec.json.encode(value)
     if b"null" in encoded:
         refuse_nan(value, what)
@@ -42,7 +42,7 @@ def _floats(value: Any, where: str) -> Iterator[tuple[str, float]]:
 
 
 def changed(given: Any, got: Any, where: str) -> str:
-    """Where a value that went through JSON differs from the given value, and how; "" if it does not. A tuple may arrive
+    """Describe where a value that went through JSON differs from the given value; "" if it does not. A tuple may arrive
     as a list. A value that an annotation converts, such as a text to a datetime, is no difference."""
     if isinstance(given, dict) and isinstance(got, dict):
         if given.keys() != got.keys():
@@ -54,7 +54,7 @@ def changed(given: Any, got: Any, where: str) -> str:
         return next(filter(None, (changed(one, other, f"{where}[{n}]") for n, (one, other) in pairs)), "")
     same = type(given) is type(got)
     if given == got or (same and type(given).__eq__ is object.__eq__):  # type: ignore[comparison-overlap]
-        return ""  # equal, or of a class whose objects have no equality
+        return ""  # equal, or of a class that does not define equality
     if same or type(got) in _JSON:
         kind = type(given).__name__
         return f"{where}: a {kind} would arrive as {got!r:.60}: annotate the parameter, or pass what JSON has"

@@ -26,7 +26,7 @@ class How(NamedTuple):
     reason: str | None = None
     counts: bool = True
     dead: bool = False
-    #: Whether each ack carries a result.
+    #: Whether each ack of this kind carries a result.
     results: bool = False
 
 
@@ -58,7 +58,7 @@ class Settler(Protocol):
 
 
 async def settled(client: Leasing, how: How, leases: list[str], results: Sequence[Any] = ()) -> Sequence[str]:
-    """Settle leases; returns an outcome for each. results: of each ack, where `how` says that there are."""
+    """Settle leases; returns an outcome for each. results: one for each ack, if `how.results`."""
     if how.results:
         return await client.ack(leases, results=results)
     if how.verb == "ack":

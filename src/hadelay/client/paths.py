@@ -32,14 +32,15 @@ _TOPIC = re.compile(r"/v1/topics/([^/?]+)")
 
 
 def of_shard(path: str, shard: int | None) -> str:
-    """`path` with the query that names a shard. Leases have the number of their shard, and need no other."""
+    """`path` with the query that names a shard. A request about leases gets no such query: a lease token has its
+    shard's number."""
     if shard is None or path.startswith("/v1/leases:"):
         return path
     return f"{path}{'&' if '?' in path else '?'}shard={shard}"
 
 
 def topic_of(path: str) -> str:
-    """The topic in a path, as the path writes it; "" for a path without a topic."""
+    """The topic in a path, percent-encoded as in the path; "" for a path without a topic."""
     found = _TOPIC.match(path)
     return found[1] if found else ""
 
@@ -51,7 +52,7 @@ def relayed(target: str) -> str:
 
 def may_follow(url: str, location: str) -> bool:
     """Whether a client may follow the redirect of `url` to `location`: not from https to an unencrypted URL. Nodes
-    behind a proxy that ends TLS redirect so; the client then asks `url` to relay the request."""
+    behind a proxy that ends TLS send such redirects; the client then asks `url` to relay the request."""
     return not url.startswith("https:") or location.startswith("https:")
 
 

@@ -20,16 +20,17 @@ log = logging.getLogger(__name__)
 #: Minimum and maximum pause after a poll that failed with all its retries, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
-#: First timeout in seconds of a poll that asks whether a node answers at all, and the interval of logging that none
-#: does.
+#: First timeout, in seconds, of a poll that only asks whether a node answers; interval, in seconds, of the log lines
+#: that no node answers.
 _ASK_S, _SAY_S = 1.5, 30.0
 #: Timeout in seconds of a poll, beside the time for which it waits for messages.
 _POLL_S = 6.0
-#: Timeout in seconds of the repetition of a request that was cut off, which fetches the messages granted to it.
+#: Timeout, in seconds, of repeating a poll that was cut off, to get the messages granted to it.
 _LAST_POLL_S = 2.0
 
 Poll = Callable[..., Awaitable[list[AsyncMessage]]]
-#: Topics of each shard; None: all topics, in one poll that learns of the shards if there are several.
+#: Topics of each shard, with one poll per shard. None: all topics in one poll, whose answer names the shards if there
+#: are several.
 Parts = list[list[str] | None]
 
 
@@ -45,17 +46,18 @@ class Polling:
         """receive: `client.receive` with the consumer's options. unsettled: number of unsettled messages. take: called
         with the messages of each answer."""
         self._receive, self._unsettled, self._take = receive, unsettled, take
-        #: Set by the owner when a message was settled: there may be room for another.
+        #: The consumer sets this event when a message is settled: there may be room for another message.
         self.room = asyncio.Event()
         #: Set by the first answer of a node to a poll.
         self.reached = asyncio.Event()
-        #: Number of changes of the topics; and limit of the messages of those polls of several that do not wait.
+        #: Number of changes of the topics; and number of messages that polls of single shards, which do not wait, have
+        #: asked for.
         self._version = self._wanted = 0
-        #: Requests of the polls that are under way.
+        #: Unanswered requests of the polls.
         self._asked: set[asyncio.Future[list[AsyncMessage]]] = set()
         #: Number of polls that failed since the last answer, and monotonic time of the next log line about them.
         self._failures, self._say_at = 0, 0.0
-        #: Whether topics go before later ones, which polls of several shards cannot do.
+        #: Whether the order of the topics is their priority, which several polls, one per shard, cannot respect.
         self._listed = getattr(receive, "keywords", {}).get("order") == "listed"
         self._topics, self.concurrency = each(topics), concurrency
 
@@ -83,8 +85,8 @@ class Polling:
             asked.cancel()
 
     async def run(self) -> NoReturn:
-        """Poll until cancelled, or until a refusal, which is raised. Either ends only after all polls have ended and
-        have taken the messages granted to them."""
+        """Poll until cancelled, or until a refusal, which is raised. Before that, all polls end and take the messages
+        granted to them."""
         parts: Parts = [None]
         while True:
             polls = [asyncio.create_task(self._poll(part)) for part in parts]
@@ -98,8 +100,8 @@ class Polling:
             parts = ended.pop().result()
 
     async def _poll(self, part: list[str] | None) -> Parts:
-        """Poll for the topics of one shard, or for all (None), until a refusal; or until other topics belong to the
-        shard: returns the parts to poll for instead.
+        """Poll for the topics of one shard, or for all topics (None). Raises a refusal. If the topics have changed, or
+        are now in other shards, returns the parts to poll for instead.
 
         Of several shards, each has a poll that waits for one message, which may exceed the concurrency by one for each
         shard but the first. After a message, polls fetch as many as there is room for, and do not wait.
@@ -113,7 +115,7 @@ class Polling:
                 if part is not None:
                     return [None]
                 request_id, topics, version = "", self._topics, self._version
-                continue  # the topics may have changed once more
+                continue  # check again: the topics may have changed once more
             room = self._concurrency - self._unsettled() - self._wanted
             if room <= 0 or not topics:
                 self.room.clear()
@@ -137,7 +139,7 @@ class Polling:
                     raise
                 if not answered:
                     await self._pause(error, topics, request_id)
-                answered = False  # ask at once whether another node answers
+                answered = False  # do not wait for messages: find out whether another node answers
                 continue
             request_id, answered = "", True
             eager = part is None or bool(messages)
@@ -161,7 +163,7 @@ class Polling:
         self._failures += 1
         if self._failures == 1 or time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + _SAY_S
-            # Errors of the network begin with the address.
+            # The text of a network error begins with the node's address.
             log.warning("waiting for %s%s", "a node at " if str(error).startswith("http") else "the cluster: ", error)
 
     async def _take_granted(self, topics: list[str], request_id: str) -> None:
@@ -186,7 +188,7 @@ class Polling:
     ) -> list[AsyncMessage]:
         """Poll the cluster once. answered: whether a node answered the poll before. If none did, this poll does not
         wait for messages, so that an answer shows at once that a node is there. at_once: do not wait for messages, and
-        leave the other polls no room for these."""
+        reserve the room for `most` messages, so that other polls do not ask for them, too."""
         ask_s = min(_ASK_S * 2 ** min(self._failures, 8), _POLL_S)
         times: dict[str, Any] = {"timeout": _POLL_S} if answered else {"wait": 0, "timeout": ask_s}
         if at_once:

@@ -14,7 +14,8 @@ from hadelay.errors import Conflict, HadelayError, NotFound
 
 #: Limit of a topic's name here, in characters. Topics may have 128: the rest is for what a framework appends.
 _LONGEST = 110
-#: Limit of the part of a key that names a call, in bytes. Keys may have 256: the rest is for numbers.
+#: Limit of the part of a key that names a call, in bytes. Keys may have 256 bytes: the rest is for the numbers that
+#: `key_of` appends.
 _LONGEST_ID = 220
 #: Limit of the messages with one task id that are pending at the same time.
 COPIES = 16
@@ -22,8 +23,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def topic_of(prefix: str, queue: str) -> str:
-    """The topic of a queue: prefix and name. A name that no topic can have is cut, has "-" for what topics lack, and
-    ends in a hash, so that two queues do not share a topic."""
+    """The topic of a queue: prefix and name. A name that is invalid for a topic is cut, gets "-" for each invalid
+    character, and ends in a hash, so that two queues do not share a topic."""
     safe = _UNSAFE.sub("-", queue)
     if queue and safe == queue and len(prefix + queue) <= _LONGEST:
         return prefix + queue
@@ -40,14 +41,14 @@ def id_of(task_id: str) -> str:
 
 
 def key_of(task_id: str, number: int = 0, copy: int = 0) -> str:
-    """The key of a message of a call. number: of the retries before, because a retry by a framework is a message of its
-    own, published while the message before is leased. copy: of the messages with the same task id that were pending
-    when the call was published."""
+    """Key of a call's message. number: number of earlier retries, because a framework's retry is a message of its own,
+    published while the message before is still leased. copy: number of pending messages with the same task id when the
+    call was published."""
     return id_of(task_id) + (f".c{copy}" if copy else "") + (f".{number}" if number else "")
 
 
 def copy_of(key: str | None, task_id: str) -> int:
-    """The `copy` of a key that `key_of` made."""
+    """The number `copy` in a key that `key_of` made."""
     found = re.match(r"\.c([0-9]+)", (key or "").removeprefix(id_of(task_id)))
     return int(found[1]) if found else 0
 
@@ -56,7 +57,8 @@ async def put_call(client: AsyncClient, task_id: str, number: int, copy: int, me
     """Publish a message of a call. message: arguments of `put` without the key. A first message (number 0) is published
     also while others with this task id are pending, as the frameworks' own brokers do."""
     if number:
-        # The message of a killed worker runs again, and publishes its retry a second time.
+        # Keep a pending message with this key: the message of a killed worker runs again, and publishes its retry a
+        # second time.
         return await client.put(**message, key=key_of(task_id, number, copy), on_conflict="keep")
     for copy in range(COPIES - 1):
         with contextlib.suppress(Conflict):
@@ -82,7 +84,7 @@ async def cancel_call(client: AsyncClient, topic: str, task_id: str) -> None:
 
 
 async def last_of(client: Requests, topic: str, task_id: str) -> MessageInfo:
-    """The last message of a call. NotFound if there is none."""
+    """The message that a call published last. NotFound if there is none."""
     found = await _last(client, topic, task_id, 0)
     with contextlib.suppress(NotFound):
         for copy in range(1, COPIES):

@@ -45,9 +45,10 @@ from hadelay.errors import HadelayError
 T = TypeVar("T")
 Topics = str | Sequence[str]
 
-#: Time in seconds that the answer to a poll may take beyond the poll's wait; then the node counts as unreachable.
+#: Time in seconds that the answer to a poll may take beyond the poll's wait; after that, the node counts as
+#: unreachable.
 _POLL_GRACE_S = 5.0
-#: Time that one request of `wait_for` waits for the end of a message, in seconds.
+#: Time, in seconds, for which one request of `wait_for` waits for the message to end.
 _LONG_POLL_S = 20.0
 #: Limit of leases in one request; nodes have the same limit.
 _MAX_LEASES = 10_000
@@ -413,7 +414,8 @@ class Requests:
     async def due(
         self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
     ) -> list[Bucket]:
-        """Count the messages due in each step of [start, end), over all topics or in one. Empty buckets are omitted."""
+        """Count the messages due in each step of [start, end), over all topics or in one. Steps without messages are
+        omitted."""
         path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
         query = {"from": when_of(start), "to": when_of(end), "step": plain(step), "stale": stale}
         return (await self._get(path, wire.WireBuckets, **query)).buckets

@@ -210,7 +210,7 @@ class Consuming(Iterator[SyncMessage]):
                     pass
                 self.stop()
             running.result()
-        except BaseException:  # Ctrl-C: drain, unless that is interrupted, too
+        except BaseException:  # Ctrl-C: drain; a second Ctrl-C ends the wait
             try:
                 self.stop()
                 running.wait()

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class HandlerThreads:
-    """Threads for calls that block: one more is started for a call that finds none idle. Methods are called on one
-    event loop."""
+    """Threads for blocking calls. A call that finds no idle thread starts one. All methods must be called on one event
+    loop."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -41,11 +41,11 @@ class HandlerThreads:
                 function(argument)
             except BaseException as failure:
                 error = failure
-            # No future takes a StopIteration, and an event loop stops for a SystemExit.
+            # Replace these exceptions: a future refuses a StopIteration, and a SystemExit would stop the event loop.
             if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
                 cause, error = error, RuntimeError(f"the handler raised {error!r} in its thread")
                 error.__cause__ = cause
-            with contextlib.suppress(RuntimeError):  # the loop is closed when the interpreter ends
+            with contextlib.suppress(RuntimeError):  # the loop may be closed, when the interpreter ends
                 loop.call_soon_threadsafe(ended, error)
 
         if self._idle:

@@ -100,8 +100,8 @@ class Transport:
         ca: str | None = None,
         shard: int | None = None,
     ) -> None:
-        """ca: path of a PEM file with CA certificates. shard: named by all requests. Raises OSError if the file cannot
-        be read."""
+        """ca: path of a PEM file with CA certificates. shard: index of a shard that all requests name. Raises OSError
+        if the file cannot be read."""
         from hadelay.client import connector  # takes 0.1 s: import here, so that no request waits for it
 
         self._connector = connector
@@ -111,14 +111,15 @@ class Transport:
         except OSError as error:
             raise OSError(f"ca {ca}: {error.strerror or error}") from None
         self.timeout_s, self._shard = timeout_s, shard
-        #: Topics of a receive → address to which a node last redirected it, which is their leader's.
+        #: Topics of a receive → address of their leader, to which a node last redirected such a receive.
         self.leaders: dict[str, str] = {}
-        #: Addresses not to go to → monotonic time until which that holds: redirects led there, and there was no
-        #: connection. And addresses whose redirects cannot be followed: they are asked to relay at once.
+        #: Address → monotonic time until which it is avoided. Either redirects led to the address and no connection
+        #: could be made; or its own redirects must not be followed, so its node is asked to relay requests at once.
         self._avoided: dict[str, float] = {}
         #: Topic, as in paths → address of the leader of its shard, by the header of a forwarded answer.
         self.direct: dict[str, str] = {}
-        #: Addresses that are learned for no topic → monotonic time until which that holds: no node answered there.
+        #: Addresses that answers may not set as direct addresses, because no node answered there → monotonic time until
+        #: which that holds.
         self._not_direct: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
@@ -266,14 +267,16 @@ class Transport:
             raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
 
     def _where(self, path: str, to_leader: str) -> tuple[str, str]:
-        """(address to send a request to, the same if it is the direct address of a topic or else "")"""
+        """Returns the address to send a request to, and that address again if it is the direct address of a topic, else
+        ""."""
         direct = "" if to_leader or not self.direct else self.direct.get(topic_of(path), "")
         return direct or (to_leader and self.leaders.get(to_leader)) or self.urls[self._at], direct
 
     def _result(
         self, answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, asked: _Request, direct: str
     ) -> T:
-        """As _read. Learns the direct address of the topic. direct: that of the request; "" for none."""
+        """Like _read; also remembers the topic's direct address that the answer names. direct: direct address that the
+        request was sent to; "" if it went to another address."""
         if (direct or _DIRECT in answer.headers) and "Hadelay-Node" in answer.headers:
             self._learn(asked.path, base, answer.headers)
         return _read(answer, read, base, asked.method)
@@ -334,7 +337,7 @@ def _in_words(error: BaseException, base: str, request: _Request, *, sent: bool,
     if not sent:
         if without_tls(getattr(error, "os_error", None)):
             return Unreachable(f"{base}: the server does not speak TLS: try http://")
-        # A ClientConnectorError of aiohttp has the system's words for why there is no connection.
+        # `strerror` of aiohttp's ClientConnectorError is the system's reason why there is no connection.
         why = "no connection in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         return Unreachable(f"{base}: {why}; is a node running there?")
     words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"

@@ -69,7 +69,8 @@ class Message(Struct, kw_only=True):
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
     attempt: int
-    #: Number of earlier attempts that do not count: snoozes and give-backs. `max_attempts` goes by the difference.
+    #: Number of earlier attempts that do not count: snoozes and give-backs. `max_attempts` limits `attempt` minus this
+    #: number.
     uncounted: int = 0
     #: Whether the message may have been handed out before.
     redelivered: bool
@@ -118,7 +119,7 @@ class TopicInfo(topicsettings.Topic[datetime], frozen=True, kw_only=True):
 
 
 class JobFilter(jobs.JobFilterOut[datetime], frozen=True):
-    """Messages that a job changes."""
+    """Selection of the messages that a job changes."""
 
 
 class JobInfo(jobs.Job[datetime], frozen=True, kw_only=True):
@@ -156,9 +157,9 @@ class JobSelection(TypedDict, total=False):
     #: Messages due at `start` or later, and before `end`; for "redrive" and "delete_dead", times of death.
     start: When | None
     end: When | None
-    #: One of these for "reschedule". shift: move of each due time, "1d" or "-90m".
+    #: For "reschedule", give one of shift, delay and at. shift: added to each due time, such as "1d" or "-90m".
     shift: Delay | None
-    #: New due time of all, counted from the beginning of the job.
+    #: Delay of all selected messages, counted from the beginning of the job.
     delay: Delay | None
     #: New due time of all selected messages.
     at: When | None

@@ -157,12 +157,12 @@ def _item(put: Put) -> dict[str, Any]:
     return item | options_of(put)
 
 
-#: Option → argument of `put` that has it, and its kind.
+#: Option → name of the argument of `put` that sets it, and kind of its value.
 _ARGUMENTS = {name: (row.put or name, row.kind.name) for name, row in OPTIONS.items() if name != "content_type"}
 
 
 def options_of(put: Put) -> dict[str, Any]:
-    """Options of a put as a batch item has them, besides the content type."""
+    """Options of a put as fields of a batch item, without the content type."""
     _check_text("topic", put.topic)
     found = dict[str, Any]()
     for name, (argument, kind) in _ARGUMENTS.items():
@@ -223,7 +223,7 @@ def _header_text(value: Any) -> str:
 
 
 def result_batches(leases: Sequence[str | Message], results: Sequence[Any]) -> Iterator[list[tuple[Any, msgspec.Raw]]]:
-    """Split acks with results into requests: (lease, result as JSON) of each."""
+    """Split acks with results into requests; yields the (lease, result as JSON) pairs of each request."""
     some: list[tuple[Any, msgspec.Raw]] = []
     size = 0
     for lease, result in zip(leases, results, strict=True):

@@ -1,4 +1,5 @@
-"""Publishes written in the transaction of a program's own data (docs/howto/outbox.md).
+"""Transactional outbox: a program writes publishes to its own database, in the transaction of its data
+(docs/howto/outbox.md).
 
 A program inserts a row into the table `hadelay_outbox` of its database, in the transaction that it depends on. A relay
 (`hadelay outbox run`) takes the rows of committed transactions, publishes them, and deletes each row after the answer.

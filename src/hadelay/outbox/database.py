@@ -1,4 +1,4 @@
-"""The database of an outbox: take rows, and write down what became of them.
+"""The outbox's table in a database: takes the rows to relay, and stores the outcome of each row.
 
 A connection is in autocommit mode, and transactions are written out, so that any DB-API driver will do. PostgreSQL and
 MySQL lock the rows that a relay takes (FOR UPDATE SKIP LOCKED) for the length of one step, and give them to another
@@ -26,25 +26,25 @@ _SCHEMES: dict[str, Dialect] = {
     "mariadb": "mysql",
     "sqlite": "sqlite",
 }
-#: Limit of the characters of a refusal.
+#: Limit of the stored text of a refusal, in characters.
 _LONGEST = 1_000
 #: Time in seconds after which the database ends the connection of a relay that is gone or stuck, which frees the rows
 #: that it took.
 HOLD_S = 60
-#: Limit of the bodies and options of one step, in bytes, unless one row alone has more: what a relay holds in memory,
-#: and publishes within HOLD_S.
+#: Limit, in bytes, of the bodies and options of all rows of one step: the relay has them in memory, and must publish
+#: them within HOLD_S.
 STEP_BYTES = 8 << 20
-#: Limit of the time until the next try of a row, in ms. Times further ahead are from a clock that was wrong: such rows
-#: are taken at once.
+#: Limit of the wait before the next try of a row, in ms. A row whose next try is later was written with a wrong clock,
+#: and is taken at once.
 LATEST_MS = 600_000
-#: Columns of a program that may be large.
+#: Columns whose values, written by programs, may be large.
 _LARGE = ("body", "body_bytes", "options")
 #: Time in seconds for which SQLite waits for the end of another program's transaction.
 _BUSY_S = 10.0
 
 
 class Refused(NamedTuple):
-    """A row that the cluster refused for good; `hadelay outbox retry` takes it up again."""
+    """A row that the cluster refused for good; `hadelay outbox retry` tries the row again."""
 
     id: int
     action: str
@@ -55,33 +55,34 @@ class Refused(NamedTuple):
 
 
 class Status(NamedTuple):
-    #: Rows that wait for the relay, those that it tries again included.
+    #: Number of rows that wait for the relay, including rows to try again.
     waiting: int
-    #: Rows whose last try failed.
+    #: Number of waiting rows whose last try failed.
     retrying: int
-    #: Age of the oldest row that waits, in ms.
+    #: Age of the oldest waiting row, in ms.
     oldest_ms: int
     refused: int
 
 
 class Outcome(NamedTuple):
-    """What a step found out."""
+    """Outcomes of the rows of one step, for `Database.settle`."""
 
-    #: Ids of rows that are done.
+    #: Ids of the finished rows, to be deleted.
     done: list[int]
-    #: Id and time of the next try, in Unix ms.
+    #: Rows to try again: id, and time of the next try in Unix ms.
     later: list[tuple[int, int]]
-    #: Id and reason.
+    #: Rows that the cluster refused: id and reason.
     refused: list[tuple[int, str]]
-    #: Cancels: id, topic and key. Refused rows of the key that are older are cancelled, too.
+    #: Finished cancels: id, topic and key. Older refused rows with this key are deleted, too: a retry must not publish
+    #: a cancelled message.
     cancels: list[tuple[int, str, str]]
 
 
-#: Statements at the start of a connection.
+#: SQL statements that set up a new connection.
 _SESSION: dict[Dialect, tuple[str, ...]] = {
     "postgresql": (
         f"set idle_in_transaction_session_timeout = '{HOLD_S}s'",
-        # A database's own default may be stricter: two relays would then end each other's steps.
+        # The database's default isolation may be stricter, and then steps of two relays would abort each other.
         "set session characteristics as transaction isolation level read committed, read write",
         f"listen {CHANNEL}",
     ),
@@ -91,10 +92,11 @@ _SESSION: dict[Dialect, tuple[str, ...]] = {
 
 
 class Database:
-    """One connection, for one thread."""
+    """A connection to the outbox's database, for one thread."""
 
     def __init__(self, dialect: Dialect, connection: Any, lock: int | None = None) -> None:
-        """connection: of a DB-API driver, in autocommit mode. lock: result of `lock_file`, closed here."""
+        """connection: from a DB-API driver, in autocommit mode. lock: file descriptor from `lock_file`; `close` closes
+        it."""
         self.dialect = dialect
         self.connection = connection
         self._lock = lock
@@ -102,7 +104,8 @@ class Database:
         #: Whether a transaction is open.
         self._open = False
         if dialect == "sqlite":
-            # SQLite checks no encoding, and one text that is no UTF-8 must not hold up all rows.
+            # SQLite stores texts that are not UTF-8: decode them without an error, so that one such row does not stop
+            # the relay.
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
         try:
             for statement in _SESSION[dialect]:
@@ -112,12 +115,14 @@ class Database:
             raise
 
     def wait(self, seconds: float) -> None:
-        """Wait until PostgreSQL says that rows came (with psycopg 3), or for `seconds`."""
+        """Wait until PostgreSQL notifies of new rows (with psycopg 3), at most `seconds`. With other databases, sleep
+        for `seconds`."""
         notifies = getattr(self.connection, "notifies", None)
         if not callable(notifies):
             time.sleep(seconds)
             return
-        # To the end, which takes all that came: else a busy relay looked at the table once for each of them.
+        # Exhaust the iterator, which takes all notifications that have arrived: otherwise a busy relay would query the
+        # table once per notification.
         for _ in notifies(timeout=seconds, stop_after=1):
             pass
 
@@ -129,13 +134,14 @@ class Database:
             self._lock = None
 
     def create(self) -> None:
-        """Create the table. The driver's error if there is one."""
+        """Create the table. Raises the driver's error if the table exists."""
         for statement in create(self.dialect):
             self._run(statement)
 
     def take(self, now_ms: int, limit: int) -> list[Row]:
-        """Take up to `limit` rows of up to STEP_BYTES, the oldest first; of a key, the oldest row alone, so that what
-        a program wrote about a message takes effect in its order. `settle` or `leave` has to follow."""
+        """Take up to `limit` rows of up to STEP_BYTES, the oldest first. Of the rows with one key, only the oldest is
+        taken, so that changes of a message take effect in the order in which the program wrote them. Call `settle` or
+        `leave` afterwards."""
         if self.dialect != "sqlite":
             self._run("begin")
             self._open = True
@@ -157,7 +163,7 @@ class Database:
             ids.append(id)
         if not ids:
             return []
-        # The query leaves out bodies that are too large; the refusal of such a row says how large the body is.
+        # Do not fetch bodies that are too large: the relay refuses such a row, and the refusal only needs the size.
         wanted = ", ".join(f"case when {size} <= {MAX_BODY} then {c} end" if c in _LARGE else c for c in COLUMNS)
         marks = ", ".join([self._mark] * len(ids))
         rows = self._run(f"select {wanted}, {size} from {TABLE} where id in ({marks}) order by id", ids)
@@ -167,7 +173,7 @@ class Database:
         return f"length(cast({column} as blob))" if self.dialect == "sqlite" else f"octet_length({column})"
 
     def settle(self, outcome: Outcome) -> None:
-        """Write down what became of the rows that were taken."""
+        """Store the outcomes of the taken rows in the table, and commit."""
         if not self._open:
             self._run("begin immediate" if self.dialect == "sqlite" else "begin")
             self._open = True
@@ -188,7 +194,7 @@ class Database:
         self._open = False
 
     def leave(self) -> None:
-        """Give back what was taken: another step or relay takes it."""
+        """Give back the taken rows unchanged: another step or relay may take them."""
         if self._open:
             self._open = False
             self._run("rollback")
@@ -215,8 +221,8 @@ class Database:
         return [Refused(*row) for row in shown]
 
     def retry(self) -> int:
-        """Take up all refused rows again, under new Idempotency-Keys: the cluster remembers a refusal under the old
-        ones. Returns their number."""
+        """Make all refused rows wait again, under new Idempotency-Keys: the cluster remembers a refusal under the old
+        key. Returns the number of rows."""
         fresh = {"postgresql": "gen_random_uuid()::text", "mysql": "uuid()", "sqlite": "lower(hex(randomblob(16)))"}
         cursor = self.connection.cursor()
         try:
@@ -246,8 +252,8 @@ class Database:
 
 
 def connect(url: str, *, relay: bool = False) -> Database:
-    """Connect to postgresql://…, mysql://… (also mariadb://…) or sqlite:///FILE. A driver in the scheme, as SQLAlchemy
-    writes it, is left aside. relay: keep other relays away from an SQLite file.
+    """Connect to postgresql://…, mysql://… (also mariadb://…) or sqlite:///FILE. The name of a driver in the scheme, as
+    in SQLAlchemy's postgresql+psycopg://, is ignored. relay: lock an SQLite file against other relays.
 
     ConfigError if the URL or its driver is wrong; errors of the driver if there is no connection.
     """
@@ -273,13 +279,14 @@ def connect(url: str, *, relay: bool = False) -> Database:
 
 
 def lock_file(path: str) -> int:
-    """Keep other relays away from the SQLite database at `path`, until the descriptor is closed."""
+    """Lock the SQLite database at `path` against other relays, until the returned file descriptor is closed.
+    ConfigError if another relay has the lock."""
     lock = os.open(f"{path}-outbox", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise ConfigError(f"another relay works on {path}") from None
+        raise ConfigError(f"another relay works on {path}; SQLite allows only one at a time") from None
     return lock
 
 
@@ -305,7 +312,9 @@ def _mysql(url: str) -> Any:
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     if unknown := min(query.keys() - {"ssl_ca"}, default=""):
-        raise ConfigError(f"mysql://…?{unknown}: the relay knows ssl_ca=FILE alone, the authority of the server")
+        raise ConfigError(
+            f"mysql://…?{unknown}: unknown option; the only one is ssl_ca=FILE, the server's CA certificate"
+        )
     return pymysql.connect(
         host=parts.hostname or "127.0.0.1",
         port=parts.port or 3306,

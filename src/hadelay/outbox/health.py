@@ -6,12 +6,13 @@ from threading import Lock
 
 from hadelay.outbox.database import Status
 
-#: Time without a look at the table after which a relay counts as stuck, in seconds.
+#: Time in seconds since the last read of the table after which a relay counts as stuck.
 STUCK_S = 120.0
 
 
 class Health:
-    """What a relay says about itself; its thread writes, the server's threads read."""
+    """State of a relay for /healthz and /metrics. The relay's thread writes it, and threads of the HTTP server read
+    it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -20,14 +21,14 @@ class Health:
         self._counts: Mapping[str, int] = {}
 
     def say(self, status: Status | None, counts: Mapping[str, int]) -> None:
-        """status: None if the table could not be read."""
+        """Update the state. status: None if the table could not be read."""
         with self._lock:
             self._counts = dict(counts)
             if status is not None:
                 self._seen, self._status = time.monotonic(), status
 
     def page(self, path: str) -> tuple[int, str]:
-        """Status and text of an answer."""
+        """HTTP status and text of the answer to a request for this path."""
         with self._lock:
             seen, status, counts = self._seen, self._status, self._counts
         if path == "/healthz":

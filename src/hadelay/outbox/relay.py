@@ -1,4 +1,4 @@
-"""The relay: publishes the rows of an outbox, and deletes them after the answer.
+"""The relay: publishes the rows of an outbox, and deletes each row after the cluster's answer.
 
 A step takes rows, sends them in one batch, each under its own Idempotency-Key, and writes down the answers. A relay
 that is killed in between leaves its rows in the table: the next one sends them again, and the cluster answers as it did
@@ -26,21 +26,23 @@ from hadelay.outbox.rows import Row, check_texts, put_of
 
 log = logging.getLogger("hadelay.outbox")
 
-#: Rows of a step.
+#: Limit of the rows that one step takes.
 BATCH = 500
-#: Time between two looks at the table while nobody says that rows came, in seconds.
+#: Interval, in seconds, of looking for new rows while the database does not notify of any.
 POLL_S = 1.0
-#: Time between two counts of the rows for health and metrics, in seconds.
+#: Interval, in seconds, of counting the rows for health and metrics.
 _TELL_S = 5.0
-#: Time for the cancels and reschedules of one step, in seconds, and for its publishes one by one; the rest is left to
-#: the next step. Twice this and the client's timeout are less than HOLD_S of outbox/database.py.
+#: Limit, in seconds, of the time for the cancels and reschedules of one step, and again for its publishes if they are
+#: sent one by one; the rest is left to the next step. Twice this limit plus the client's timeout must be less than
+#: HOLD_S of outbox/database.py.
 _BY_KEY_S = 15.0
-#: Waits before the next try of a row, or of the whole relay, in seconds: doubled from the first to the longest.
+#: First and longest wait, in seconds, before the next try of a row, or of the relay after an error. Each wait is twice
+#: the wait before.
 _FIRST_S, _LONGEST_S = 0.5, 60.0
 
 
 class Step(NamedTuple):
-    """Numbers of rows."""
+    """Result of a step: numbers of rows by outcome."""
 
     done: int
     #: Cancels and reschedules that found no pending message; counted in `done`, too.
@@ -57,13 +59,14 @@ class Relay:
     """Relays one outbox to one cluster. Belongs to one thread."""
 
     def __init__(self, connect: Callable[[], Database], client: Client, *, batch: int = BATCH) -> None:
-        """connect: opens a connection; again after an error of the database."""
+        """connect: opens a connection to the database; called again after an error of the database."""
         self._connect = connect
         self._client = client
         self._batch = batch
         self.health = Health()
         self._database: Database | None = None
-        #: Rows relayed by outcome, since the start: done, missed, later, refused; and `failed` steps.
+        #: Number of relayed rows since the start by outcome (done, missed, later, refused), and number of failed steps
+        #: (`failed`).
         self.counts = Counter[str]()
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class Relay:
             database.leave()
             raise
         except BaseException:
-            # The connection may be broken, or within a transaction.
+            # The connection may be broken, or within a transaction: the next step opens a new one.
             self.close()
             raise
         step = Step(len(outcome.done), missed, len(outcome.later), len(outcome.refused))
@@ -97,7 +100,8 @@ class Relay:
         return step
 
     def drain(self) -> Step:
-        """Relay until no row waits, other than for its next try; for tests and small programs. Raises as `step`."""
+        """Relay until only refused rows and rows that wait for their next try are left; for tests and small programs.
+        Raises the same errors as `step`."""
         total = Step(0, 0, 0, 0)
         while (step := self.step()).taken:
             total = Step(*(a + b for a, b in zip(total, step, strict=True)))
@@ -123,7 +127,7 @@ class Relay:
             except Exception as error:
                 self.counts["failed"] += 1
                 self._tell_failed(error)
-                # Also if the database is well: MySQL ends a connection that waits for a minute.
+                # Close the connection even if the database works: MySQL ends a connection that is idle for a minute.
                 self.close()
                 wait_s = _backoff_s(failures)
                 log.warning(
@@ -134,16 +138,16 @@ class Relay:
         self.close()
 
     def _tell_failed(self, error: Exception) -> None:
-        """Keep the metrics true while no step succeeds: they are read then."""
+        """Update the metrics after a failed step, too: operators read them while no step succeeds."""
         status = None
-        if isinstance(error, HadelayError):  # the database may be well
+        if isinstance(error, HadelayError):  # the cluster failed; the database may still answer
             with contextlib.suppress(Exception):
                 status = self.status()
         self.health.say(status, self.counts)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run in a thread of this process: for tests and small programs."""
+        """Context in which the relay runs in a thread of this process: for tests and small programs."""
         stop = threading.Event()
         thread = threading.Thread(target=self.run, args=(stop,), name="hadelay outbox", daemon=True)
         thread.start()
@@ -180,7 +184,7 @@ class Relay:
         return outcome, missed
 
     def _by_key(self, row: Row) -> bool:
-        """Cancel or reschedule. False if no message with the key is pending."""
+        """Cancel or reschedule the row's message. False if no message with the key is pending."""
         if not row.message_key:
             raise ValueError(f"to {row.action} a message, the row needs its message_key")
         try:
@@ -197,7 +201,8 @@ class Relay:
 
 
 def run_until_signal(relay: Relay, health: str | None) -> None:
-    """Run until SIGTERM or SIGINT, which let the present step end. health: HOST:PORT for /healthz and /metrics."""
+    """Run the relay until SIGTERM or SIGINT; the step in progress is finished first. health: HOST:PORT for /healthz and
+    /metrics."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -206,7 +211,8 @@ def run_until_signal(relay: Relay, health: str | None) -> None:
 
 
 def _judge(outcome: Outcome, row: Row, result: object) -> None:
-    """Sort a row by the answer about it."""
+    """Add the row to the list of `outcome` that its result calls for: done, later or refused. Raises errors that
+    concern all rows, such as an unreachable cluster or an invalid token."""
     if not isinstance(result, Exception):
         outcome.done.append(row.id)
     elif isinstance(result, HadelayError) and not _final(result):
@@ -221,8 +227,8 @@ def _judge(outcome: Outcome, row: Row, result: object) -> None:
 
 
 def _final(error: HadelayError) -> bool:
-    """Whether the same row will never be taken. A token may get the right that it lacks, but the cluster remembers the
-    refusal under the row's key."""
+    """Whether the cluster would refuse the row again. So it is for Forbidden: the token may get the missing right, but
+    the cluster remembers the refusal under the row's Idempotency-Key."""
     return isinstance(error, Forbidden) or (
         error.of_a_node and not error.retryable and error.outcome_known and not isinstance(error, Unauthorized)
     )

@@ -1,4 +1,4 @@
-"""Rows of an outbox: columns of an insert from the arguments of a publish, and the publish that a row stands for."""
+"""Rows of an outbox: makes the columns of a row from the arguments of a publish, and the publish from a row."""
 
 import time
 import uuid
@@ -14,12 +14,12 @@ from hadelay.client.wire import options_of, own_or_new_key, payload_of, seconds_
 from hadelay.errors import BadRequest
 
 Action = Literal["put", "cancel", "reschedule"]
-#: Limit of a payload in bytes; a node's own (limits.max_body_bytes) is lower, unless it was raised.
+#: Limit of a payload in bytes. The default limit of a node (limits.max_body_bytes) is lower.
 MAX_BODY = 8 << 20
 
 
 class Row(NamedTuple):
-    """A row as the relay reads it."""
+    """A row of the outbox, as the relay reads it."""
 
     id: int
     #: Idempotency-Key of the publish.
@@ -32,7 +32,8 @@ class Row(NamedTuple):
     due_ms: int | None
     options: str | None
     tries: int
-    #: Size of body and options in bytes, as the database knows it. Of a row beyond MAX_BODY, both are left out.
+    #: Size of body and options in bytes, measured by the database. A row larger than MAX_BODY is read without body and
+    #: options.
     size: int = 0
 
 
@@ -91,7 +92,7 @@ def _due_ms(delay: Delay | None, at: When | None) -> int:
     if delay is not None and at is not None:
         raise ValueError("give either delay or at")
     if delay is not None:
-        # Rounded up: a message is never early.
+        # Round up, so that a message is never early.
         return _now_ms() + 1 + round(seconds_of(delay) * 1000)
     try:
         return parse_instant("at", when_of(at))
@@ -100,13 +101,14 @@ def _due_ms(delay: Delay | None, at: When | None) -> int:
 
 
 def _payload(data: bytes, body: Body) -> dict[str, Any]:
-    """Text is kept as text, for people who look at the table. PostgreSQL's text cannot have the character NUL."""
+    """Column of a payload: `body` for text, which people can read in the table; `body_bytes` for bytes, and for text
+    with the character NUL, which PostgreSQL's text cannot have."""
     if isinstance(body, bytes | bytearray | memoryview) or b"\0" in data:
         return {"body_bytes": data}
     return {"body": data.decode()}
 
 
-#: Options that a row may have in `options`: the others have columns of their own.
+#: Name of an option in the column `options` → argument of `put`. All other options have columns of their own.
 _IN_OPTIONS = {
     name: row.put or name
     for name, row in OPTIONS.items()
@@ -115,14 +117,14 @@ _IN_OPTIONS = {
 
 
 def check_texts(row: Row) -> None:
-    """Raise ValueError, in words, for a text that is no UTF-8. SQLite keeps such texts."""
+    """Raise ValueError, with the column's name, for a text that is not UTF-8. SQLite stores such texts."""
     for name, value in row._asdict().items():
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
             raise ValueError(f"{name} is no UTF-8" + (": write it into body_bytes" if name == "body" else ""))
 
 
 def put_of(row: Row) -> Put:
-    """The publish that a row stands for. ValueError or TypeError, in words, for a row that stands for none."""
+    """Make the publish from a row. ValueError or TypeError, with an explanation, if the row is invalid."""
     if row.size > MAX_BODY:
         raise ValueError(f"body and options have {row.size} bytes; an outbox relays at most {MAX_BODY}")
     if row.body is not None and row.body_bytes is not None:

@@ -16,7 +16,7 @@ from hadelay.outbox.tables import create as _create
 
 
 def create(connection: Connection) -> None:
-    """Create the table. In a migration of Alembic: `create(op.get_bind())`."""
+    """Create the outbox's table. In a migration of Alembic: `create(op.get_bind())`."""
     name = {"mariadb": "mysql"}.get(connection.dialect.name, connection.dialect.name)
     for statement in _create(cast(Dialect, name)):
         connection.exec_driver_sql(statement)
@@ -29,12 +29,14 @@ def put(message: str | Put, body: Body = b"", **options: Unpack[PutOptions]) -> 
 
 
 def cancel(topic: str, key: str) -> Insert:
-    """Statement that cancels the message published last with a key, if it is pending then."""
+    """Statement that cancels the message published last with a key, if the message is still pending when the relay gets
+    the row."""
     return _insert(cancel_columns(topic, key))
 
 
 def reschedule(topic: str, key: str, *, delay: Delay | None = None, at: When | None = None) -> Insert:
-    """Statement that makes the message published last with a key due at another time, if it is pending then."""
+    """Statement that makes the message published last with a key due at another time, if the message is still pending
+    when the relay gets the row."""
     return _insert(reschedule_columns(topic, key, delay=delay, at=at))
 
 

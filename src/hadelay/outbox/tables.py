@@ -1,4 +1,4 @@
-"""The table of an outbox, as each database declares it.
+"""SQL that creates the table of an outbox, for each database.
 
 A row is a publish, or a cancel or a reschedule by key. Only `topic` has to be given; `body` or `body_bytes` is the
 payload. Times are Unix milliseconds, which no session's time zone changes. `options` is JSON: fields of a batch item
@@ -8,7 +8,7 @@ payload. Times are Unix milliseconds, which no session's time zone changes. `opt
 from typing import Literal
 
 TABLE = "hadelay_outbox"
-#: Channel on which PostgreSQL tells relays about new rows.
+#: Channel on which PostgreSQL notifies relays of new rows.
 CHANNEL = TABLE
 Dialect = Literal["postgresql", "mysql", "sqlite"]
 
@@ -57,7 +57,8 @@ _COLUMNS = {
   refusal text""",
 }
 _OPTIONS = {"postgresql": "", "mysql": " engine=innodb default character set utf8mb4", "sqlite": ""}
-#: The trigger that wakes relays; once per statement, and PostgreSQL sends it at the commit.
+#: Trigger that wakes relays: it notifies once per INSERT statement, and PostgreSQL sends the notification at the
+#: commit.
 _WAKE = (
     f"create or replace function {TABLE}_wake() returns trigger language plpgsql as "
     f"$$ begin perform pg_notify('{CHANNEL}', ''); return null; end $$",
@@ -70,7 +71,7 @@ def create(dialect: Dialect) -> list[str]:
     """Statements that create the table, to run once: by hand, or in a migration."""
     return [
         f"create table {TABLE} ({_COLUMNS[dialect]}\n){_OPTIONS[dialect]}",
-        # The relay takes the oldest row of each key.
+        # Index for the relay's query, which takes only the oldest row of each key.
         f"create index {TABLE}_keys on {TABLE} (topic, message_key, id)",
         *(_WAKE if dialect == "postgresql" else ()),
     ]

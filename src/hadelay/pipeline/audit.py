@@ -96,7 +96,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _without_manifest(location: Location, hour: int) -> dict[str, Any]:
-    """Judge an hour that has directories, and neither a manifest nor a place in the catalogue."""
+    """Judge an hour that has directories, but neither a manifest nor a row in the catalogue."""
     name = hour_name(hour)
     names = [
         f"{kind}/hour={name}/{file}" for kind in KIND.values() for file in location.list(f"{kind}/hour={name}") or ()

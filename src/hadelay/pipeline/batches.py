@@ -103,7 +103,7 @@ class _Batch:
         self.names: NameMap = reader.names
 
     def queue(self, half: int, numbers: npt.NDArray[np.uint32]) -> pa.DictionaryArray:
-        """Name of the topic (half 0) or of the subscription (half 1) of each topic number."""
+        """Column with the topic (half 0) or the subscription (half 1) that each topic number stands for."""
         found = self.reader.halves[half]
         return coded(found.names, found.of_numbers(numbers))
 
@@ -186,7 +186,7 @@ class _MessageBatch(_Batch):
         return pa.array([get(value) for value in values], ARROW[kind]).take(indices)
 
     def published(self) -> pa.Array:
-        """Id in each row's record, the one that the publisher got; null where it is the message's own id."""
+        """Id in each row's record, which the publisher got; null where it equals the message's own id."""
         named = self.gathered("<u8", _AT["first_id"])
         return without(ids(named), named == self.rows["first_id"])
 

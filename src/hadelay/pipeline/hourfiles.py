@@ -174,7 +174,7 @@ def usable(
     dtype = ROW[suffix].dtype
     found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
     bad = _bad(found, suffix, start, crc=verify)
-    # In hours of dead letters, entries that are results of acks are no messages.
+    # Hours of dead letters also have entries for results of acks, which are no messages: leave them out.
     messages: npt.NDArray[np.bool_] = np.ones(len(found), np.bool_)
     if suffix == "idx" and files.hour >= DEAD_HOURS:
         messages = found["attempt"] != RESULT_ATTEMPT

@@ -26,7 +26,7 @@ _ATTEMPTS = 5
 
 
 class Busy(Exception):
-    """Another run writes this hour."""
+    """Another run has the lease on this hour, and may be writing it."""
 
 
 class Lease:
@@ -61,8 +61,8 @@ class Lease:
 
 @contextmanager
 def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
-    """Hold a lease on an hour of an archive. Raises Busy if another run has one, and OSError from the store. Tasks of
-    one run may share an hour, because they write the same files."""
+    """Context that holds a lease on an hour of an archive, and renews it. Raises Busy if another run has one, and
+    OSError from the store. Tasks of one run may share an hour, because they write the same files."""
     location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"

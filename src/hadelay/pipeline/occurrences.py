@@ -17,7 +17,7 @@ from hadelay.pipeline.schema import Options
 from hadelay.pipeline.timing import SECONDS
 from hadelay.timing import plan
 
-#: Time for which the leader has published the next occurrences already, as messages that wait, in ms.
+#: Time, in ms, by which the leader publishes occurrences ahead: these are waiting messages already.
 _PUBLISHED_MS = 10_000
 
 

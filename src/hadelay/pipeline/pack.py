@@ -31,7 +31,7 @@ class Packed:
     packages: dict[str, str]
 
 
-#: Finds hadelay's own requirements of the extra that has what reads hour files.
+#: Finds the requirements of hadelay's extra `server`, whose packages read hour files.
 _SERVER = re.compile(r"""extra == ["']server["']""").search
 
 

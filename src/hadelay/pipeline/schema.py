@@ -100,7 +100,8 @@ _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
 
 def option(default: Any, help: str, kind: Any = None) -> Any:
-    """Make a dataclass field for an option with this help text. kind: type of the command's option, if another."""
+    """Make a dataclass field for an option with this help text. kind: type of the command-line option, if it differs
+    from the field's type."""
     return field(default=default, metadata={"help": help, "kind": kind})
 
 

@@ -65,7 +65,8 @@ class File:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not cached, so the read would wait
                 return None
-            read = os.preadv(self.fd, [data], offset)  # the file system is in memory, or has no RWF_NOWAIT
+            # without the flag: the file system is in memory, or does not support RWF_NOWAIT
+            read = os.preadv(self.fd, [data], offset)
         return bytes(data) if read == size else None
 
     def will_need(self, size: int, offset: int) -> None:

@@ -107,7 +107,8 @@ class Strangers:
         self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
         self._listening: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
-        #: Connections without a byte; those waiting to begin the handshake; those in it, or without a complete HELLO.
+        #: Connections by stage: without a received byte; waiting to begin the handshake; in the handshake or without a
+        #: complete HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
         #: Token bucket: number of connections that may begin now, and the time at which this number was computed.
         self._tokens, self._counted = _BURST, loop.time()

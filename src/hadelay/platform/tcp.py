@@ -51,7 +51,8 @@ class _Link(asyncio.Protocol):
         self.network = network
         #: The accepted connection; None if this node opened the connection.
         self.stranger = stranger
-        #: dialled: name of the peer that this node called, or None. peer: name in the accepted HELLO, "" before.
+        #: dialled: name of the peer that this node dialled; None for an accepted connection. peer: name in the accepted
+        #: HELLO; "" before the HELLO.
         self.dialled, self.peer = dialled, ""
         self.closed: asyncio.Future[None] = network.loop.create_future()
         #: refused: whether either side refused the connection. retry_s: seconds until this node dials again.
@@ -229,7 +230,8 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: By peer: (start of a period, replaced links since, frames received on the present link at the last refusal).
+        #: Peer → (start of the present period, number of links replaced in it, frames received on the present link at
+        #: the last refusal).
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         #: Number of refused connections, by reason.
@@ -361,7 +363,7 @@ class AsyncioNetwork:
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error), "tls")
                 wait = _REFUSED_RETRY_S
-            # A reset in the handshake means that the peer has too many connections
+            # A reset in the handshake means that the peer has too many connections: dial again soon.
             except (ConnectionResetError, ConnectionAbortedError):
                 wait = _RETRY_S[0]
             # ValueError (also UnicodeError) and OverflowError are raised for an invalid address

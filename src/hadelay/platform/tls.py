@@ -93,7 +93,7 @@ class Certificates:
         if self.mutual:
             server.minimum_version = client.minimum_version = ssl.TLSVersion.TLSv1_3
             server.verify_mode = ssl.CERT_REQUIRED
-            # A resumed session would not show its certificate again.
+            # Send no session tickets: in a resumed session, the peer would not show its certificate again.
             server.num_tickets = 0
             client.check_hostname = False
             client.load_cert_chain(cert, key, password="")

@@ -61,17 +61,18 @@ class App:
         self.around: list[Middleware] = []
         self._before_put: list[Callable[[Put], None]] = []
         self._inline: Inline | None = None
-        #: The client of all publishes, and its addresses.
+        #: The client that all publishes use, and the node addresses that the client was made for.
         self._client: tuple[Client, str | Sequence[str]] | None = None
 
     @property
     def urls(self) -> str | Sequence[str]:
-        """Addresses of nodes. A test may set HADELAY_SERVERS after it has imported the app."""
+        """Addresses of nodes. HADELAY_SERVERS is read at each use: a test may set the variable after it has imported
+        the app."""
         return servers(self._urls)
 
     @property
     def client(self) -> Client:
-        """The client of all publishes. Any thread may use it."""
+        """The blocking client that all publishes use. Any thread may use it."""
         urls = self.urls
         if self._client is None or self._client[1] != urls:
             self._client = Client(urls, self.token, timeout=self.timeout_s, ca=self.ca), urls
@@ -82,7 +83,7 @@ class App:
         return sorted({task.topic for task in self.tasks.values()})
 
     def find(self, name: str) -> Task[..., Any]:
-        """The task of a message. LookupError if this program has none with this name."""
+        """The task with this name. LookupError if this program has no such task."""
         if name not in self.tasks:
             raise LookupError(f"this worker has no task {name!r}")
         return self.tasks[name]
@@ -166,7 +167,7 @@ class App:
 
         def add(function: Callable[[], R]) -> Task[[], R]:
             task: Task[[], R] = self.task(**options)(function)
-            task.arguments.encode((), {})  # the cluster passes no arguments
+            task.arguments.encode((), {})  # fails if the function needs arguments: the cluster passes none
             task.schedule = {
                 "cron": cron, "every": every, "timezone": tz, "jitter": jitter, "catch_up": catch_up, "overlap": overlap
             }  # fmt: skip
@@ -175,7 +176,7 @@ class App:
         return add
 
     def batch(self, key: str | None = None, *, on: On = "complete", ttl: Delay | None = None) -> Batch:
-        """Calls with one more call once all have ended:
+        """Make a batch: calls of tasks, and one more call once all of them have ended:
 
             async with app.batch(on="success").then(report, 7) as batch:
                 await batch.put(load, "a.csv")
@@ -188,7 +189,7 @@ class App:
 
     @property
     def inline(self) -> bool:
-        """Whether publishes are collected instead of sent (`testing`)."""
+        """Whether publishes are collected instead of sent, because a context of `testing` is open."""
         return self._inline is not None
 
     def middleware(self, around: M) -> M:
@@ -202,8 +203,8 @@ class App:
         return change
 
     def testing(self, *, inline: bool = False) -> Inline:
-        """For tests, a context without a cluster: publishes are collected, in the `puts` of what `with` gives. inline:
-        a publish runs the task at once, whatever its delay, and raises what it raises."""
+        """Context for tests, without a cluster: publishes are collected in `puts` of the object that `with` yields.
+        inline: a publish runs its task at once, whatever the delay, and raises the task's exception."""
         return Inline(self.tasks, inline, self._set_inline)
 
     def _set_inline(self, inline: Inline | None) -> Inline | None:
@@ -225,7 +226,7 @@ class App:
         return self.client.put(**msgspec.structs.asdict(put))
 
     async def finished(self, message_id: str, timeout: float | None) -> Finished:
-        """Wait for the end of a task's message."""
+        """Wait until a task's message has ended: acked, dead, cancelled or expired."""
         if self._inline is not None:
             return self._inline.finished(message_id)
         return _finished(await awaited(self.client, lambda client: client.wait_for(message_id, timeout=timeout)))

@@ -1,4 +1,4 @@
-"""Arguments of a task as JSON, and back.
+"""Encodes the arguments of a task as JSON, and decodes them.
 
 The JSON is an object by parameter name, so that a new version of a function may move its parameters. The types are
 those of the annotations, checked by the publisher: a wrong call fails there, not in a worker at night.
@@ -16,7 +16,8 @@ from hadelay.client import exactjson
 
 
 class Arguments:
-    """The parameters of a function. Every method raises TypeError with the task's name."""
+    """Encodes and decodes the arguments of a task's function. Arguments that do not fit the function raise TypeError
+    with the task's name."""
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self.task, self._function = task, function
@@ -24,7 +25,8 @@ class Arguments:
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[dict[str, Any]]:
-        """Made on first use: annotations may name classes that are defined after the function."""
+        """Decoder of the arguments, made on first use: annotations may name classes that are defined after the
+        function."""
         try:
             hints = typing.get_type_hints(self._function, include_extras=True)
             types = {name: _type(one, hints.get(name, Any)) for name, one in self._signature.parameters.items()}
@@ -50,7 +52,7 @@ class Arguments:
 
     def decode(self, encoded: bytes | msgspec.Raw) -> inspect.BoundArguments:
         try:
-            # Unknown names are found by hand, because a TypedDict ignores them.
+            # Look for unknown names here, because a decoder of a TypedDict ignores them.
             given = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
             unknown = given.keys() - self._signature.parameters.keys()
             if unknown:
@@ -60,7 +62,7 @@ class Arguments:
             raise TypeError(f"{self.task}: {error}") from None
 
     def returned(self, value: Any) -> Any:
-        """What the function returned, from its JSON, by the annotation."""
+        """Decode a result of the function from its JSON value, by the annotation of the return value."""
         return msgspec.convert(value, typing.get_type_hints(self._function, include_extras=True).get("return", Any))
 
 

@@ -1,4 +1,4 @@
-"""`current()`: what a running task may know about its attempt."""
+"""`current()`: the attempt of the running task, with its number, deadline and progress."""
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -22,7 +22,7 @@ class Attempt:
 
     #: Name of the task.
     task: str
-    #: Id of the message, its topic and key.
+    #: Id of the message; below, its topic and key.
     id: str
     topic: str
     key: str | None = None
@@ -41,13 +41,13 @@ class Attempt:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: the timeout is over, the worker gave the message back, or the lease was lost. A function in
-        a thread has to look, because a thread cannot be ended."""
+        """Whether the function should stop: the timeout is over, the worker gave the message back, or the lease was
+        lost. A function that runs in a thread has to check this, because a thread cannot be ended."""
         return self._over()
 
     def progress(self, text: str) -> None:
-        """Say how far the task is, such as "page 7 of 20": shown by `get` until the attempt ends. Returns at once, in
-        any thread. The newest text is stored at most once a second, cut to 128 bytes."""
+        """Report how far the task is, such as "page 7 of 20": shown by `get` until the attempt ends. Returns at once,
+        in any thread. The newest text is stored at most once a second, cut to 128 bytes."""
         self._tell(printable(text))
 
 

@@ -10,7 +10,7 @@ from hadelay.tasks.task import Task
 
 P = ParamSpec("P")
 
-#: Options of a call that is the callback of a batch.
+#: Options that the call after a batch may have.
 _OPTIONS = ("delay", "tags", "ttl", "meta")
 
 
@@ -34,7 +34,8 @@ class Batch:
         self._next: Put | None = None
 
     def then(self, task: Task[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> "Batch":
-        """Call this task once all calls of the batch have ended as `on` says."""
+        """Set the task to call once all calls of the batch have ended, with the outcome that `on` of the batch
+        names."""
         put = task.message(*args, **kwargs)
         given = {name for name in Put.__struct_fields__ if getattr(put, name) is not None}
         wrong = given - {"topic", "body", "content_type", "traceparent", "idempotency_key", "on_conflict", *_OPTIONS}
@@ -48,7 +49,7 @@ class Batch:
         return await task.options(batch=self.key).put(*args, **kwargs)
 
     def put_sync(self, task: Task[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """`put` without the await."""
+        """Like `put`, but blocking."""
         return task.options(batch=self.key).put_sync(*args, **kwargs)
 
     def __enter__(self) -> "Batch":

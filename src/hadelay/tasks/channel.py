@@ -12,22 +12,22 @@ from msgspec import Struct
 
 T = TypeVar("T")
 
-#: Limit of a line in bytes: a message of the size limit, as JSON.
+#: Limit of a line, in bytes: a line to a CPU process has the whole payload of a message, as JSON.
 LINE_BYTES = 8 << 20
 
 
 class Start(Struct, frozen=True):
-    """The supervisor to a new worker."""
+    """First line from the supervisor to a new worker: what to run."""
 
     app: str
     concurrency: int
     drain_s: float
     lease_s: float
-    #: Topics to receive from; none: those of the app.
+    #: Topics to receive from; empty: the topics of the app's tasks.
     topics: list[str] = []
     #: Leases of a worker that crashed, to give back.
     orphans: list[str] = []
-    #: Whether to end once these leases are given back.
+    #: Whether to end after giving back `orphans`, without receiving messages.
     only_orphans: bool = False
 
 

@@ -20,7 +20,7 @@ from hadelay.tasks.task import Call
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One call for a CPU process; the fields of the attempt that a function may ask for."""
+    """Line from a worker to a CPU process: a call to run, with the fields of the attempt that `current()` shows."""
 
     call: Call
     id: str
@@ -33,7 +33,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A CPU process to its worker: how far the call is, or how it ended."""
+    """Line from a CPU process to its worker: the progress of the call, or its outcome."""
 
     progress: str = ""
     outcome: Outcome | None = None
@@ -75,7 +75,8 @@ class CpuProcess:
 
 
 class CpuPool:
-    """Processes that have imported the app at `where`: as many as the machine has processors, started when needed."""
+    """Pool of CPU processes: at most as many as the machine has processors, started when needed. where: MODULE:APP, the
+    app that each process imports."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -85,7 +86,8 @@ class CpuPool:
 
     @contextlib.asynccontextmanager
     async def process(self) -> AsyncIterator[CpuProcess]:
-        """A process for one call. It is killed if the call did not end, because of a timeout or a stop."""
+        """Context that lends a process for one call. If the call did not end, because of a timeout or a stop, the
+        process is killed."""
         async with self._room:
             one = self._idle.pop() if self._idle else await self._start()
             ended = False

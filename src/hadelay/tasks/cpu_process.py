@@ -21,7 +21,7 @@ from hadelay.tasks.outcomes import Outcome, done, outcome_of
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides when this process ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the worker decides when this process ends
     worker = socket.socket(fileno=int(sys.argv[1]))
     logging.basicConfig(level=logging.INFO)
     app = load(sys.argv[2])
@@ -33,8 +33,8 @@ def main() -> None:
 
 
 def _read(worker: socket.socket, works: "queue.SimpleQueue[bytes]") -> None:
-    """Read calls in a thread, which ends the process when the worker has ended, in the middle of a function, too: the
-    function's message goes to another worker."""
+    """Thread that reads calls. When the worker has ended, the thread ends this process, even in the middle of a
+    function: the function's message goes to another worker."""
     for line in worker.makefile("rb"):
         works.put(line)
     os._exit(1)

@@ -7,14 +7,14 @@ from collections import Counter
 
 from hadelay.tasks.channel import Report
 
-#: Time without a sign of life after which a worker counts as stuck, in seconds.
+#: Time in seconds without a report after which a worker counts as stuck.
 _STUCK_S = 10.0
 #: Timeout of a request, in seconds.
 _REQUEST_S = 5.0
 
 
 class Counts:
-    """Counters, from the reports of workers."""
+    """Numbers for /healthz and /metrics, from the reports of workers."""
 
     def __init__(self) -> None:
         self.restarts = 0
@@ -35,7 +35,7 @@ class Counts:
         self._workers.pop(worker, None)
 
     def healthy(self, workers: int) -> bool:
-        """Whether all workers run, and their event loops go on."""
+        """Whether all workers run, and have reported lately, so that none is stuck."""
         since = time.monotonic() - _STUCK_S
         return sum(seen > since for seen, _ in self._workers.values()) >= workers
 
@@ -64,7 +64,7 @@ def _label(text: str) -> str:
 
 
 async def serve(address: str, counts: Counts, workers: int) -> asyncio.Server:
-    """Answer at host:port. OSError if the address is taken."""
+    """Serve /healthz and /metrics at host:port. OSError if the address is taken."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):

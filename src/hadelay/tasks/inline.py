@@ -49,7 +49,8 @@ class Inline(AbstractContextManager["Inline"]):
         if self._inline:
             result = self._call(put, receipt)
             if inspect.iscoroutine(result):
-                with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, which runs
+                # a new thread, because this one may have a running event loop, where asyncio.run fails
+                with ThreadPoolExecutor(1) as thread:
                     result = thread.submit(asyncio.run, result).result()
             self._keep(put, receipt, result)
         return receipt
@@ -60,7 +61,7 @@ class Inline(AbstractContextManager["Inline"]):
         return Finished("acked", self._results[message_id])
 
     def _keep(self, put: Put, receipt: Receipt, result: Any) -> None:
-        # raises the errors that a worker would raise
+        # raise the errors that a worker would raise, for example for a result that JSON cannot carry
         done(result, self._tasks[msgspec.json.decode(put.body, type=Call).task].rules)
         self._results[receipt.id] = msgspec.to_builtins(result)
 

@@ -1,4 +1,4 @@
-"""How an attempt ended, and what becomes of the message."""
+"""Outcome of an attempt, and the settlement of its message by the outcome."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from hadelay.client.message import reason_of
 from hadelay.client.wire import seconds_of
 from hadelay.model import MAX_RESULT
 
-#: Beginning of the reason of a snooze.
+#: Prefix of the nack's reason when a task snoozes.
 SNOOZED = "snoozed: "
 
 
@@ -30,21 +30,23 @@ class Snooze(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a task's decorator says about attempts."""
+    """Options of a task, set by its decorator: retries, timeout, uniqueness and where the function runs."""
 
-    #: Waits by class of the exception; a list has a wait for each attempt, of which the last repeats.
+    #: Wait before the next attempt, by class of the exception. A list has one wait for each attempt; its last wait
+    #: repeats.
     retry: Mapping[type[BaseException], Delay | Sequence[Delay]] = field(default_factory=dict)
-    #: Attempts before the message is dead. None: what the topic says.
+    #: Number of attempts after which the message is dead. None: the topic's setting decides.
     max_attempts: int | None = None
-    #: Limit of one attempt, in seconds.
+    #: Timeout of one attempt, in seconds.
     timeout_s: float | None = None
     #: Whether a publish is dropped while a message with the same arguments is pending.
     unique: bool = False
-    #: Time for which a publish is dropped after one with the same arguments, also if that message is settled.
+    #: Time for which a publish is dropped after an earlier publish with the same arguments, even if the earlier message
+    #: is settled.
     unique_for: Delay | None = None
     #: Whether the function runs in a process of its own.
     cpu: bool = False
-    #: Whether the ack carries what the function returned.
+    #: Whether the ack carries the function's return value.
     result: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Rules:
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The end of an attempt, as worker processes tell each other."""
+    """Outcome of an attempt; CPU processes send it to their workers."""
 
     kind: Literal["done", "failed", "snoozed", "dead"]
     #: Seconds until the next attempt; None: the topic's backoff.
@@ -64,12 +66,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     #: Traceback for the log, on lines of its own.
     trace: str = ""
-    #: What the function returned, if its task has results.
+    #: The function's return value, if the task keeps results.
     result: Any = None
 
 
 class Failed(Exception):
-    """A task failed in another process, which judged the exception."""
+    """A task failed in a CPU process, which has already made the outcome from the exception."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
@@ -77,7 +79,8 @@ class Failed(Exception):
 
 
 def done(value: Any, rules: Rules) -> Outcome:
-    """The outcome of a function that returned. ValueError or TypeError if its result cannot be kept."""
+    """The outcome of a function that returned `value`. ValueError or TypeError if the value cannot be stored as a
+    result."""
     if not rules.result:
         return Outcome(kind="done")
     size = len(exactjson.encode(value, "result"))
@@ -87,8 +90,8 @@ def done(value: Any, rules: Rules) -> Outcome:
 
 
 def outcome_of(error: Exception, rules: Rules, counted: int) -> Outcome:
-    """What becomes of the message after an exception, apart from `max_attempts`. The most specific class in `retry`
-    decides about the wait. counted: as of Attempt."""
+    """The outcome of an attempt that raised an exception, without regard to `max_attempts`. The most specific class in
+    `retry` decides about the wait. counted: number of attempts that count, as in Attempt."""
     if isinstance(error, Failed):
         return error.outcome
     reason = reason_of(error)

@@ -1,4 +1,4 @@
-"""What `current().progress` says, stored with the message by extends of its lease."""
+"""Stores the texts of `current().progress` with the message, by extending its lease."""
 
 import asyncio
 import contextlib
@@ -9,12 +9,12 @@ from hadelay.errors import HadelayError
 
 log = logging.getLogger(__name__)
 
-#: Minimum interval of the extends of one attempt, in seconds: each is an entry in the cluster's log.
+#: Minimum interval between two extends of one attempt, in seconds: each extend is an entry in the cluster's Raft log.
 _INTERVAL_S = 1.0
 
 
 class Progress:
-    """Sends the newest text of one attempt. Made on the event loop of the worker; called in any thread."""
+    """Sends the newest progress text of one attempt. Create it on the worker's event loop; any thread may call it."""
 
     def __init__(self, message: AsyncMessage, lease_s: float) -> None:
         """lease_s: length of the consumer's leases, so that an extend never shortens the lease."""
@@ -25,7 +25,7 @@ class Progress:
         self._ended = False
 
     def __call__(self, text: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the worker has ended, before this thread
+        with contextlib.suppress(RuntimeError):  # the worker's event loop has ended before this thread
             self._loop.call_soon_threadsafe(self._take, text)
 
     def _take(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Progress:
             await asyncio.sleep(_INTERVAL_S)
 
     def end(self) -> None:
-        """The attempt is over: send nothing more."""
+        """Send no further text, because the attempt is over."""
         self._ended = True
         if self._sending is not None:
             self._sending.cancel()

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """A handler for `Consumer.work`. tell: called when a message is settled. lease_s: length of the consumer's
-    leases."""
+    """Handler for `Consumer.work` that runs the message's task. tell: called with a Report when a message is settled.
+    lease_s: length of the consumer's leases."""
 
     def __init__(
         self, app: App, client: AsyncClient, cpu: CpuPool, tell: Callable[[Report], None], lease_s: float = 30.0
@@ -60,7 +60,8 @@ class Runner:
         try:
             await settle(message, outcome, rules)
         except Exception:
-            self._tell(Report(end=message.lease))  # the message's lease is lost, or will run out
+            # the supervisor need not give the message back: its lease is lost, or will run out
+            self._tell(Report(end=message.lease))
             raise
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
 

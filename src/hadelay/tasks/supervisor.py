@@ -26,9 +26,10 @@ from hadelay.tasks.worker import UNUSABLE
 
 log = logging.getLogger(__name__)
 
-#: A worker that lived for less than this starts again after a pause: minimum and maximum, in seconds.
+#: Lifetime, in seconds, below which a crashed worker is restarted only after a pause; minimum and maximum of that
+#: pause.
 _YOUNG_S, _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 1.0, 30.0
-#: Interval of looking for changed files, in seconds.
+#: Interval, in seconds, of looking for changed Python files.
 _LOOK_S = 0.3
 
 
@@ -43,8 +44,8 @@ def supervise(
     health: str | None = None,
     topics: Sequence[str] = (),
 ) -> int:
-    """Run the workers of an app until a signal; returns the exit code. The arguments are the options of `hadelay work`.
-    Raises BadRequest. topics: default: those of the app."""
+    """Run the workers of an app until a signal; returns the exit code. The arguments are the options of `hadelay work`;
+    wrong ones raise BadRequest. topics: default: the topics of the app's tasks."""
     if concurrency < 1 or processes < 1:
         raise BadRequest("--concurrency and --processes are at least 1")
     if health is not None and not (re.fullmatch(r"(.+:)?\d{1,5}", health) and int(health.rpartition(":")[2]) < 1 << 16):
@@ -77,13 +78,16 @@ class Supervisor:
         self._stops = 0
         self._code = 0
         self._running: set[asyncio.subprocess.Process] = set()
-        #: Event that makes the running workers end; workers that start later get a new event.
+        #: Event that makes the running workers end. After a change of the code, workers that start later get a new
+        #: event.
         self._changed = asyncio.Event()
-        # Python takes cached bytecode for new if the file was written in the same second and has the same length.
+        # Workers write no bytecode: Python would run the bytecode of an old file instead of a new one that was written
+        # in the same second and has the same length.
         self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if reload else None
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT; returns the exit code. A second signal gives unfinished messages back now."""
+        """Run the workers until SIGTERM or SIGINT; returns the exit code. A second signal gives unfinished messages
+        back at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -104,7 +108,7 @@ class Supervisor:
                 process.send_signal(signal.SIGTERM)
 
     async def _keep(self, number: int) -> None:
-        """Keep one worker running."""
+        """Run one worker, and restart it whenever it ends, until a stop."""
         orphans: set[str] = set()
         pause_s = 0.0
         while not self._stops or orphans:
@@ -113,7 +117,7 @@ class Supervisor:
             code, orphans = await self._run(number, start, changed)
             if self._stops:
                 if only:
-                    break  # the leases run out by themselves
+                    break  # do not try again: the leases run out by themselves
                 continue
             if code == UNUSABLE and not self._reload:
                 self._code = code
@@ -128,8 +132,8 @@ class Supervisor:
                     await asyncio.wait_for(changed.wait(), None if code == UNUSABLE else pause_s)
 
     async def _run(self, number: int, start: Start, changed: asyncio.Event) -> tuple[int, set[str]]:
-        """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed. changed: set
-        when the worker should end."""
+        """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed. changed:
+        event that is set when the worker should end."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -138,7 +142,8 @@ class Supervisor:
                 "hadelay.tasks.worker",
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C in a terminal comes from the supervisor alone
+                # a process group of its own: Ctrl-C in a terminal reaches only the supervisor, which stops the workers
+                process_group=0,
                 env=self._environment,
             )
         self._running.add(process)
@@ -148,7 +153,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         send(ours, start)
-        leases = set(start.orphans)  # the worker reports their ends, too
+        leases = set(start.orphans)  # leases of an earlier worker: this worker reports when it has given them back
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
         try:
             with contextlib.suppress(ConnectionError):
@@ -184,7 +189,7 @@ class Supervisor:
 
 
 def _files() -> Iterator[tuple[str, int]]:
-    """Python files below the present directory, with their times of change."""
+    """Python files below the present directory, with their modification times in ns."""
     for directory, names, files in os.walk("."):
         names[:] = [
             name for name in names if not name.startswith((".", "__pycache__", "node_modules", "site-packages"))

@@ -36,7 +36,8 @@ class Options(TypedDict, total=False):
 
 
 class Finished(NamedTuple):
-    """The end of a task's message: `acked` and the result, or another state and the last reason."""
+    """How a task's message ended: state `acked` with the result, or another state with the last reason in the
+    history."""
 
     state: str
     result: Any = None
@@ -44,7 +45,7 @@ class Finished(NamedTuple):
 
 
 class TaskFailed(Exception):
-    """A task has no result: its message is dead, cancelled or expired."""
+    """A call has no result, because its message is dead, cancelled or expired."""
 
     def __init__(self, state: str, reason: str | None) -> None:
         super().__init__(f"the message is {state}" + (f": {reason}" if reason else ""))
@@ -52,7 +53,7 @@ class TaskFailed(Exception):
 
 
 class Publisher(Protocol):
-    """Publishes messages of tasks: the app."""
+    """Interface of the App that a task publishes messages through."""
 
     async def publish(self, put: Put) -> Receipt: ...
     def publish_sync(self, put: Put) -> Receipt: ...
@@ -61,7 +62,7 @@ class Publisher(Protocol):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Payload of a task's message. args: JSON object by parameter name."""
+    """Payload of a task's message. args: the arguments, a JSON object by parameter name."""
 
     task: str
     args: msgspec.Raw
@@ -80,7 +81,7 @@ class Task(Generic[P, R]):
         self.name, self.topic, self.rules = name, topic, rules
         self.arguments = Arguments(name, function)
         self._options: Options = {}
-        #: Settings of the schedule of a periodic task.
+        #: Settings of the schedule of a periodic task; None for other tasks.
         self.schedule: dict[str, Any] | None = None
         update_wrapper(self, function)
 
@@ -88,7 +89,7 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def options(self, **options: Unpack[Options]) -> "Task[P, R]":
-        """The same task with options for its publishes: `delay`, `at`, `key`, … ."""
+        """A copy of the task with options for its publishes: `delay`, `at`, `key`, … ."""
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
             raise TypeError(f"{self.name}: a publish has no option {min(unknown)!r}")
@@ -101,7 +102,7 @@ class Task(Generic[P, R]):
         return await self._publisher.publish(self.message(*args, **kwargs))
 
     def put_sync(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """`put` without the await."""
+        """Like `put`, but blocking."""
         return self._publisher.publish_sync(self.message(*args, **kwargs))
 
     @overload
@@ -123,11 +124,11 @@ class Task(Generic[P, R]):
     @overload
     def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> R: ...
     def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> Any:
-        """`result` without the await."""
+        """Like `result`, but blocking."""
         return self._result(self._publisher.finished_sync(self._has_result(of), timeout))
 
     def _has_result(self, of: Receipt | str) -> str:
-        """The id of a message that will have a result."""
+        """Message id of the call. TypeError if the task keeps no results."""
         if not self.rules.result:
             raise TypeError(f"{self.name} keeps no results: give it result=True")
         return of if isinstance(of, str) else of.id

@@ -1,4 +1,4 @@
-"""For tests of an App: run what is due, with a node whose clock the test moves (docs/howto/testing.md)."""
+"""For tests of an App: runs the calls that are due, with a node whose clock the test moves (docs/howto/testing.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hadelay.tasks.app import App
 from hadelay.tasks.cpu import CpuPool
 from hadelay.tasks.runner import Runner
 
-#: Limit of the attempts of one call.
+#: Limit of the attempts in one call of `run_due`: more of them look like an endless loop.
 _MOST = 10_000
 
 
@@ -24,7 +24,7 @@ class Worker:
         self._app, self._node = app, node
 
     def run_due(self) -> int:
-        """Run the calls that are due by the node's clock, until none is; returns the number of attempts."""
+        """Run the calls that are due by the node's clock, until no call is due; returns the number of attempts."""
         if names := [task.name for task in self._app.tasks.values() if task.rules.cpu]:
             raise TypeError(f"{names[0]} has cpu=True: test it with `hadelay work`")
         # Run in a new thread: the test may run in an event loop, where asyncio.run would fail.
@@ -40,7 +40,7 @@ class Worker:
                     count += 1
                     break
                 else:
-                    break  # paused, or blocked by its group
+                    break  # the topic is paused, or the message is blocked by its group
                 if count == _MOST:
                     raise endless()
             runner.close()

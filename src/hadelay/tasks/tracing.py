@@ -6,8 +6,8 @@ from typing import Any
 
 
 def span(task: str, message_id: str, traceparent: str | None) -> AbstractContextManager[Any]:
-    """A span around an attempt, child of the span that published the message. No span in a program that has not
-    imported OpenTelemetry."""
+    """Start a span around an attempt, as a child of the span that published the message. No span in a program that has
+    not imported OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return nullcontext()

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Exit code of a worker whose app cannot be loaded: a new start would not help.
 UNUSABLE = 2
-#: Interval of signs of life, and pause before a schedule is stored again after an error, in seconds.
+#: Interval of the reports that show the supervisor that this worker is alive; pause before a schedule is stored again
+#: after an error; both in seconds.
 _ALIVE_S, _AGAIN_S = 1.0, 5.0
 
 
@@ -77,7 +78,8 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
     consumer = client.consume(topics, concurrency=start.concurrency, lease=start.lease_s, order=app.order)
 
     def stop() -> None:
-        """The first time: drain. The second time: give back now."""
+        """First call: receive no more, and let running tasks finish. Second call: cancel the tasks, and give their
+        messages back."""
         if consumer.stopped:
             working.cancel()
         else:
@@ -108,7 +110,7 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
 
 
 async def _say_working(consumer: Consumer, what: str) -> None:
-    """Log that this worker works, after the first answer of a node. Until then, the consumer says what it waits for."""
+    """Log that this worker works, once a node has answered. Before that, the consumer logs what it waits for."""
     await consumer.reached.wait()
     log.info("working: %s", what)
 
