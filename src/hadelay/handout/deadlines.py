@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-#: Limit of replaced and discarded items in the heap, beyond one for each current key; then the heap is rebuilt.
+#: Limit of stale items (replaced or discarded) in the heap, beyond one for each current key; above it, the heap is
+#: rebuilt.
 _SPARE = 1_024
 
 
@@ -30,7 +31,7 @@ class Deadlines(Generic[K]):
         return iter(self._live)
 
     def set(self, key: K, at: float) -> None:
-        """Set the key's time, or replace its earlier time."""
+        """Set the time of a key, in place of the time that was set before."""
         known = self._live.get(key)
         if known is not None and known[0] == at:
             return
@@ -56,7 +57,7 @@ class Deadlines(Generic[K]):
         return found
 
     def next(self) -> float | None:
-        """The earliest time; None without keys."""
+        """The earliest time of all keys; None without keys."""
         heap = self._heap
         while heap and self._live.get(heap[0][2]) is not heap[0]:
             heapq.heappop(heap)

@@ -89,9 +89,10 @@ class Dispatcher(LedgerListener):
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
         #: Cluster time in ms before which no message is handed out: the time that the previous leader reached.
         self.resume_ms = 0
-        #: Cluster time in ms at which the caller calls `advance` at the latest, as the last call returned it.
+        #: Cluster time in ms by which the caller has to call `advance` again, as the last `advance` returned it.
         self._next_ms = 0
-        #: Seconds whose list of index entries is damaged, as reported: (hour, second of the hour), an ordered set.
+        #: Seconds in which the linked list of index entries was found damaged: (hour, second of the hour), as an
+        #: ordered set.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds (since 1970) whose index was repaired before the second was over; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
@@ -106,8 +107,9 @@ class Dispatcher(LedgerListener):
     def start(self, now_ms: int) -> None:
         """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
         if the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
-        cursor. If the cursor is behind the clock, resume at the cursor: what fell due since then comes at once. What is
-        owed before the cursor is found in the background; the preload loads from the present on."""
+        cursor. If the cursor is behind the clock, resume at the cursor: messages that fell due since then come at once.
+        Scans in the background find owed messages from before the cursor; the preload loads messages from the present
+        on."""
         hour, second, local = self._resumed_at = self.ledger.cursor
         at = self._preload.reached = hour * SECONDS_PER_HOUR + second
         self.resume_ms = at * 1000
@@ -116,7 +118,8 @@ class Dispatcher(LedgerListener):
         self._preload.start()
         self._leased = {hour: state.leased.copy() for hour, state in self.ledger.hours.items() if state.leased}
         self._inherited = sum(map(len, self._leased.values()))
-        # A large second whose messages the previous leader had all reached is backlog: resume at the next second.
+        # If the previous leader reached all messages of a large second, those left of them count as backlog: resume at
+        # the next second.
         whole = local >= SLICE and local >= int(self.store.heads(hour).count[second])
         self.scans.start(at + whole, now_ms // 1000)
 
@@ -135,7 +138,7 @@ class Dispatcher(LedgerListener):
         return hour, second, int(self.store.heads(hour).count[second]) - left
 
     def recount(self) -> int | None:
-        """The localIndex of the cursor, counted anew: entries of its second that are settled, leased, blocked or due.
+        """Count the localIndex of the cursor anew: the entries of its second that are settled, leased, blocked or due.
         None if they cannot be counted now: the second is not loaded or scanned completely, has more than SLICE entries,
         or has entries that an unfinished partial purge cancelled. Such entries count as still to come only if they were
         loaded before the purge."""
@@ -158,7 +161,7 @@ class Dispatcher(LedgerListener):
 
     @property
     def took_over(self) -> TakeOver | None:
-        """How this leader resumed; None until all that was owed before is found."""
+        """How this leader resumed; None until all messages that were owed at the take-over are found."""
         if not self.scans.caught_up or self._preload.late:
             return None
         first_ms = min(self._preload.first_ms, self.scans.first_ms)
@@ -204,7 +207,7 @@ class Dispatcher(LedgerListener):
             self.windows.ready_counts[number] -= count
 
     def on_extended(self, grant: OpenGrant) -> None:
-        self._on_lease(grant)  # report the new lease end: an EXTEND may also make a lease end sooner
+        self._on_lease(grant)  # report the new end of the lease: an EXTEND may also shorten a lease
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
         if self.turns.leases_ended():
@@ -218,8 +221,8 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # The settled messages were never leased, so the preload or windows have them. Windows drop settled entries when
-        # they come to them.
+        # The messages were settled without ever being leased, so the preload or a window still has them. A window drops
+        # settled entries when it comes to them.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -270,7 +273,8 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A topic's first entry in memory is nearly always its oldest undelivered: look up all of these at once.
+        # The first entry of a topic in memory is nearly always its oldest undelivered message: look up the first
+        # entries of all topics at once, hour by hour.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)
@@ -308,7 +312,8 @@ class Dispatcher(LedgerListener):
             self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
-        """Make repaired entries of the hour ready; load or scan the seconds whose chains of entries were damaged."""
+        """Make repaired entries of the hour ready; load or scan the seconds again whose linked lists of entries were
+        damaged."""
         if bad := self._bad_entries.pop(hour, None):
             rows, owed = self._owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]

@@ -14,30 +14,33 @@ import math
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
 
-#: Limit of groups whose tokens are remembered; beyond it the topic stops until the first group has its token again.
+#: Limit of groups whose tokens are remembered. At the limit, hand-outs of the topic stop until the first of these
+#: groups has its token again.
 _REMEMBERED = 1 << 18
 
 
 class GroupRate:
-    """Tokens and resting messages of the groups of one topic. Times are cluster time in ms."""
+    """Tokens of the message groups of one topic, and the messages that rest until their group has a token. Times are
+    cluster time in ms."""
 
     __slots__ = ("_free_ms", "again_ms", "busy", "interval_ms", "resting")
 
     def __init__(self, rate: float, began_ms: int) -> None:
         """rate: tokens per second. began_ms: time from which this leader knows all hand-outs."""
         self.interval_ms = _interval_ms(rate)
-        #: Time until which the topic stops, as the dispatcher counts it: up to MAX_AHEAD_MS ahead of cluster time.
+        #: Time until which hand-outs of the topic stop, on the dispatcher's clock, which is up to MAX_AHEAD_MS ahead of
+        #: cluster time.
         self.again_ms = began_ms + self.interval_ms + MAX_AHEAD_MS
         #: Group → time when it has its token again; nearly in the order of these times.
         self._free_ms: dict[int, int] = {}
         #: Groups with a message in an offer that is neither granted nor refused yet.
         self.busy: set[int] = set()
-        #: Heap of (time to look at the entry again, entry).
+        #: Resting entries, as a heap of (time to look at the entry again, entry).
         self.resting: list[tuple[int, int]] = []
 
     def change(self, rate: float | None, now_ms: int) -> bool:
         """Use this rate from now on; None: no rate. Returns whether the rate has changed; if so, all resting messages
-        come back at the next look."""
+        are to be looked at again now."""
         interval_ms = 0 if rate is None else _interval_ms(rate)
         if interval_ms == self.interval_ms:
             return False
@@ -48,25 +51,27 @@ class GroupRate:
         return True
 
     def free_ms(self, group: int, now_ms: int) -> int:
-        """Time when the group may have its token. An undecided offer is looked at again an interval later."""
+        """Time at which the group has its token again. While an offer of the group is undecided: one interval from now,
+        when the caller looks again."""
         return now_ms + self.interval_ms if group in self.busy else self._free_ms.get(group, 0)
 
     def rest(self, entry: int, until_ms: int) -> None:
         heapq.heappush(self.resting, (until_ms, entry))
 
     def woken(self, now_ms: int) -> list[int]:
-        """Remove and return the entries that have rested until now, the first to go first."""
+        """Remove and return the entries whose rest has ended by now_ms, in the order in which their rests ended."""
         found = []
         while self.resting and self.resting[0][0] <= now_ms:
             found.append(heapq.heappop(self.resting)[1])
         return found
 
     def stop_until(self, at_ms: int) -> None:
-        """Stop the topic until cluster time is at_ms."""
+        """Stop hand-outs of the topic until cluster time is at_ms."""
         self.again_ms = max(self.again_ms, at_ms + MAX_AHEAD_MS)
 
     def decided(self, group: int, handed_ms: int | None) -> None:
-        """The group's offer was decided. handed_ms: time of the hand-out; None: the message was not handed out."""
+        """Note that the offer of the group was decided. handed_ms: time of the hand-out; None: the message was not
+        handed out."""
         self.busy.discard(group)
         if handed_ms is None or not self.interval_ms:
             return
@@ -81,8 +86,8 @@ class GroupRate:
 
 
 def changed(before: GroupRate | None, rate: float | None, began_ms: int, now_ms: int) -> tuple[GroupRate | None, bool]:
-    """Apply new or changed settings of a topic. Returns (rate of its groups, None without a rate; whether its resting
-    messages come back now). began_ms: time from which this leader knows all hand-outs."""
+    """Apply new or changed settings of a topic. Returns (its GroupRate, None if it never had a rate; whether its
+    resting messages are to be looked at again now). began_ms: time from which on this leader knows all hand-outs."""
     if before is None:
         return (None if rate is None else GroupRate(rate, began_ms)), False
     return before, before.change(rate, now_ms)

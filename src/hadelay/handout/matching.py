@@ -22,12 +22,13 @@ from hadelay.model import MAX_RUN
 
 #: Size limit of one answer to a poll, in bytes; a larger message is answered alone.
 GRANT_BYTES = 4 << 20
-#: Longest time in ms between the first and the last due time of messages that are offered ahead of time, as one answer.
+#: Limit of the time in ms between the first and the last due time of the messages in an offer that is made ahead of
+#: time.
 _TOGETHER_MS = 8
 #: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
-#: Limit of records read per turn to compare their tags with filters: some 10 ms of work. The next turn goes on; polls
-#: without a filter are served all the same.
+#: Limit of records that one turn reads to compare their tags with filters: some 10 ms of work. The next turn reads on;
+#: polls without a filter do not have to wait for it.
 _READS = 512
 
 
@@ -62,7 +63,7 @@ class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
         self.rests = Rests(windows, windows.owed.ledger)
-        #: Number of messages that fitted a filter by tag mask; number of these that did not fit by their tags.
+        #: Number of messages whose tag mask matched a filter, and number of these whose tags did not match it.
         self.checked = self.false_positives = 0
         self._reads_left = 0
 
@@ -128,8 +129,8 @@ class Matcher:
                         self._turns.activate(each.queue)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
-        """Offer messages of the queue `first`, then of the poll's other queues, or of all of them in the order in which
-        the poll lists them; None if there are no messages."""
+        """Offer messages of the queue `first`, then of the poll's other queues; if the poll ranks its topics, of all
+        its queues in their order. None if there are no messages."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[OfferPart] = []
         queues = self._waiting.queues[poll]
@@ -206,8 +207,8 @@ class Matcher:
         return OfferPart(window, left, rows), cost
 
     def _runs(self, part: OfferPart, poll: Poll, left: _Room, until_ms: int) -> Iterator[OfferPart]:
-        """Blocked messages that continue the runs of offered messages (ledger/groups/runs.py), if the consumer asks for
-        several of one group. They are in no window, so a refused one returns to none."""
+        """Yield blocked messages that continue the runs of offered messages (ledger/groups/runs.py), if the consumer
+        asks for several of one group. No window has them, so after a refused grant they return to no window."""
         window = part.window
         number, ledger = window.queue.topic.number, self._owed.ledger
         queue = window.queue
@@ -241,7 +242,8 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions of the first `want` undelivered rows that pass the filter, and of later undelivered rows."""
+        """Positions in `rows` of the first `want` owed rows that match the queue's filter, and of the owed rows after
+        these."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

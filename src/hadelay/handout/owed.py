@@ -1,4 +1,5 @@
-"""Owed messages: due, neither settled nor leased, and of an existing topic. Only this module decides which are owed."""
+"""Owed messages: due, neither settled nor leased, and of an existing topic. Only this module decides which messages are
+owed."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -17,14 +18,14 @@ from hadelay.model import DEAD_HOURS, HOUR_MS
 
 class Owed:
     def __init__(self, ledger: Ledger, on_spoiled: Callable[[int, U32], None]) -> None:
-        """on_spoiled(hour, indexes): called with index entries that are damaged, or whose records are."""
+        """on_spoiled(hour, indexes): called with index entries that are damaged, or whose records are damaged."""
         self.ledger, self.store, self._on_spoiled = ledger, ledger.store, on_spoiled
 
     def look(self, hour: int, indexes: U32, *, blocked: bool = False) -> tuple[Rows, Mask]:
         """INDEX rows of these entries of an hour, and a mask of the entries that are still owed (to be delivered).
-        blocked: whether the mask has blocked entries, too."""
+        blocked: whether the mask includes blocked entries."""
         if not self.store.count(hour):
-            # The hour's files are deleted: all its entries are settled, even if lists of ready messages have some.
+            # The hour's files are deleted, so all its entries are settled, even if windows still have some of them.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
         rows = self.store.entries(hour, indexes, verify=False)
         bad = INDEX_CRC.bad(rows)
@@ -49,7 +50,7 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def fewer(self, hour: int, count: int) -> bool:
-        """Whether the hour has blocked entries, and its open entries that are not blocked are fewer than `count`."""
+        """Whether the hour has blocked entries, and has fewer than `count` open entries that are not blocked."""
         found = self.ledger.hours.get(hour)
         if found is None or not found.blocked:
             return False

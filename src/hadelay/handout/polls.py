@@ -18,13 +18,14 @@ U32 = NDArray[np.uint32]
 
 #: Phases of a poll: waiting; proposed (a grant is under way, or the wait is over); answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
-#: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
+#: Limits of the remembered consumers: number of pairs (consumer, topics), and number of topic names in all pairs.
+#: Beyond them, the oldest pairs are forgotten.
 _MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class Delivery(NamedTuple):
-    """Answer to a poll: a grant, or the part of a repeated grant that is still leased. Each array has one value per
-    message; all arrays are empty at a timeout."""
+    """Answer to a poll: the messages of a grant, or those messages of an earlier grant that are still leased. Each
+    array has one value per message; after a timeout, all arrays are empty."""
 
     term: int
     seq: int
@@ -74,7 +75,7 @@ class Poll:
 
 
 class Askers:
-    """Consumers and their topics, as this leader has seen them since it took over."""
+    """Consumers, and the topics from which they asked for messages, since this leader took over."""
 
     def __init__(self) -> None:
         #: (consumer, topics) → cluster time of the last receive, and node that relayed it; the oldest first.

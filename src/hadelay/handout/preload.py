@@ -94,8 +94,8 @@ class Preload:
     def _open_hour(self, hour: int, from_second: int) -> None:
         if hour in self._open:
             return
-        # The ledger's clock stands still while no entry is applied: after an idle night, this hour's files are not
-        # mapped yet.
+        # The ledger's clock stands still while no entry is applied. Set the store's clock here: after an idle night, it
+        # would not have mapped the files of this hour yet.
         self._store.set_clock(max(self._owed.ledger.now_hour, self._turns.now_ms // HOUR_MS))
         if self._read_ahead is not None:
             self._read_ahead.index(hour)
@@ -153,7 +153,8 @@ class Preload:
         self._drop_if_empty(second)
 
     def _drop_if_empty(self, second: Second) -> None:
-        """Drop a loaded second without messages in memory; leave those that found no room to scans."""
+        """Drop a loaded second that has no message in memory any more. Messages that found no room in memory are left
+        to scans."""
         if second.overflow:
             self._spilled[second.second] = second
         elif second.next_ms == NEVER_MS:
@@ -174,7 +175,7 @@ class Preload:
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
 
     def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> int:
-        """Take new entries. Returns the time in ms by which `advance` has to be called for them."""
+        """Take entries that were just filed. Returns the time in ms by which `advance` has to be called for them."""
         next_ms = NEVER_MS
         for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else rows_by_value(hours):
             if hour in self._open or hour < self._turns.now_ms // HOUR_MS:
@@ -202,7 +203,8 @@ class Preload:
         return 0
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Do not make an overdue entry ready before the second under which the index lists it: scans skip later seconds.
+        # Make an overdue entry ready only once its filing second, under which the index lists it, has begun: scans do
+        # not look at seconds that have not begun.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]
@@ -240,13 +242,14 @@ class Preload:
                 second.drop(rows["index"][rows["second"] == at % SECONDS_PER_HOUR])
 
     def blocked(self, at: int, row: NDArray[np.void]) -> bool:
-        """Never make this entry of the second `at` ready (one INDEX row). False if the entry is in no loaded second."""
+        """Never make this blocked entry of the second `at` ready (one INDEX row). False if the entry is in no loaded
+        second."""
         second = self._seconds.get(at)
         return second is not None and second.drop(row["index"])
 
     def unblocked(self, hour: int, rows: NDArray[np.void], found_later: Callable[[int, int], bool]) -> None:
-        """Make entries of an hour that were blocked until now (INDEX rows) ready when they are due. found_later:
-        whether a scan will find an entry: (second, index)."""
+        """Make entries of an hour (INDEX rows), which were blocked until now, ready when they are due.
+        found_later(second, index): whether a scan will find the entry."""
         first = hour * SECONDS_PER_HOUR
         here: list[int] = []
         for n, (slot, index) in enumerate(zip(rows["second"].tolist(), rows["index"].tolist(), strict=True)):

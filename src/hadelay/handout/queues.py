@@ -34,7 +34,8 @@ class Window:
         #: Earliest second with a message that did not fit into the window since its running scan began; or None.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Minimum number of entries to check for the next offer: doubles while none needs delivery; else 0.
+        #: Minimum number of entries to check for the next offer. It doubles each time that no checked entry needs
+        #: delivery, and is 0 otherwise.
         self.scan_ahead = 0
         #: True once the window is no longer used: entries of failed offers do not return to this window.
         self.closed = False
@@ -110,7 +111,8 @@ class TopicTurn:
 
     @property
     def plain(self) -> bool:
-        """Whether one window takes all messages of the topic, as in most topics."""
+        """Whether one window takes all messages of the topic, as in most topics: the topic has neither filters nor a
+        catch-up rate."""
         return not self.filtered and not self.overdue_before_ms
 
     def queues(self) -> Iterator[WaitQueue]:

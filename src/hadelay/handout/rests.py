@@ -10,26 +10,26 @@ from hadelay.handout.windows import SMALL_WINDOW, TOTAL, Windows
 from hadelay.ledger.groups.messagegroups import groups_of
 from hadelay.ledger.state import Ledger
 
-#: Limit of messages per turn that begin to rest, some 10 ms of work; the topic goes on with the next turn.
+#: Limit of messages that begin to rest in one turn: some 10 ms of work. The topic continues in the next turn.
 _AT_ONCE = 2_048
 
 
 class Rests:
-    """Takes messages out of windows and puts them back. Resting entries count as `in_flight` and in the windows' size,
-    so that no scan adds them again, and memory stays bounded."""
+    """Takes messages whose group has no token out of their windows, and puts them back later. Resting entries count as
+    `in_flight` and in the windows' size, so that no scan adds them again, and memory stays bounded."""
 
     def __init__(self, windows: Windows, ledger: Ledger) -> None:
         self._windows, self._turns, self._ledger = windows, windows.turns, ledger
         self._now_ms = self._count = 0
         #: Number of resting entries, of all topics.
         self.size = 0
-        #: Entries that may be offered now, and their groups.
+        #: Entry that may be offered now → its group.
         self._free: dict[int, int] = {}
-        #: Offered entries with a group whose offer is not decided yet.
+        #: Offered entry whose offer is not decided yet → rate of its topic, and its group.
         self._offered: dict[int, tuple[GroupRate, int]] = {}
 
     def release(self, now_ms: int) -> None:
-        """Begin a turn: put messages whose groups have a token now back at the head of their windows."""
+        """Begin a turn: put messages whose groups have a token by now back at the head of their windows."""
         self._now_ms, self._count = now_ms, 0
         for topic in self._turns.rests.due(now_ms):
             rate = topic.group_rate
@@ -44,8 +44,8 @@ class Rests:
                 self._turns.activate(queue)
 
     def hold(self, window: Window, entries: list[int], rows: Rows, wanted: Mask) -> Mask:
-        """Let those of the wanted rows rest whose groups have no token; returns a mask of these rows. Of a group, the
-        first row uses the token."""
+        """Let the wanted rows rest whose groups have no token; returns a mask of the resting rows. If a group has a
+        token, only its first row may use the token."""
         rests, topic, now_ms = np.zeros(len(rows), np.bool_), window.queue.topic, self._now_ms
         rate, at = topic.group_rate, np.flatnonzero(wanted)
         self._free.clear()
@@ -75,7 +75,7 @@ class Rests:
         return rests
 
     def offer(self, topic: TopicTurn, entries: list[int]) -> None:
-        """Note offered entries of a topic: their groups get no other offer until `decided`."""
+        """Note that entries of a topic were offered: their groups get no other offer until `decided`."""
         rate = topic.group_rate
         for entry in entries if rate is not None else ():
             if rate is not None and (group := self._free.get(entry)) is not None:
@@ -83,8 +83,8 @@ class Rests:
                 self._offered[entry] = rate, group
 
     def decided(self, entries: list[int], granted: Mask | None, handed_ms: int) -> None:
-        """Note that an offer was decided. granted: mask of the messages that were granted; None: perhaps all, as a
-        grant may be committed late. handed_ms: time of their hand-out."""
+        """Note that an offer was decided. granted: mask of the granted messages; None: each may have been granted,
+        because the grant may be committed late. handed_ms: time of the hand-out."""
         for n, entry in enumerate(entries if self._offered else ()):
             rate, group = self._offered.pop(entry, (None, 0))
             if rate is not None:

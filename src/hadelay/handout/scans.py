@@ -24,12 +24,13 @@ from hadelay.model import NEVER_MS, NONE32
 SLICE = 8_192
 #: Minimum cost of scanning a second, counted in rows.
 _SECOND_COST = 128
-#: Cost of comparing rows with a window, counted in rows: a fixed cost, plus one row per _ENTRIES_PER_ROW entries.
+#: Cost of comparing rows with one window, counted in rows: a fixed cost, plus one row per _ENTRIES_PER_ROW entries of
+#: the window.
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
 #: Cost of reading a record to compare its tags with a filter, counted in rows.
 _READ_COST = 64
-#: Limit of slices that a new leader scans before it hands out newly due messages: messages that fell due since the
-#: dispatch cursor, so without a leader, come first. All other slices are scanned beside the hand-outs.
+#: Limit of slices that a new leader scans before its first hand-out. They look for messages that fell due while there
+#: was no leader: since the dispatch cursor. All other slices are scanned beside the hand-outs.
 _HEAD_START = 8
 #: Limit of rows per second that a new leader's first scan keeps in memory; later scans find the others.
 _CATCH_UP_ROWS = 1 << 18
@@ -40,7 +41,7 @@ class _Past:
 
     def __init__(self, at: int, end: int) -> None:
         self.at, self.end = at, end
-        #: Position among the index entries of the second `at`; None between two seconds.
+        #: Walk over the index entries of the second `at`; None between two seconds.
         self.walk: ChainWalk | None = None
 
     def __contains__(self, second: int) -> bool:
@@ -61,11 +62,13 @@ class Scans:
         self.swept = 0
         #: Unfinished scans, as generators; each step of a scan yields its cost, counted in rows.
         self.jobs: deque[Iterator[int]] = deque()
-        #: Seconds that fell due under earlier leaders: before the dispatch cursor, and from the cursor on.
+        #: Seconds that fell due before this leader's take-over and are still to be scanned: those before the dispatch
+        #: cursor, and those from the cursor on.
         self._backlog, self._missed = _Past(0, 0), _Past(0, 0)
         #: Number of owed messages that this leader's scans found and that fell due in a second before its take-over.
         self.found = 0
-        #: Due time (ms) of the first message owed from the dispatch cursor on; latest second of such messages.
+        #: Due time (ms) of the first owed message found from the dispatch cursor on, and latest second with such a
+        #: message.
         self.first_ms, self.reached = NEVER_MS, 0
         self._head_start = 0
         # Cost of the last slice, in rows.
@@ -74,8 +77,8 @@ class Scans:
         windows.on_low = self.rescan
 
     def start(self, tick: int, second: int) -> None:
-        """Begin to scan all seconds before `second`, from which on the preload loads messages: those from `tick` on at
-        once, since they fell due without a leader; then the backlog before `tick`, in the background."""
+        """Begin to scan all seconds before `second`; the preload loads later ones. Seconds from `tick` on, which fell
+        due without a leader, are scanned at once; then the backlog before `tick`, in the background."""
         tick = min(tick, second)
         self.first_unloaded = second
         self._backlog, self._missed = _Past(0, tick), _Past(tick, second)
@@ -147,7 +150,8 @@ class Scans:
             self._on_damage(walk.damage)
 
     def _unblocked_rows(self, hour: int, slot: int) -> Iterator[NDArray[np.void]]:
-        """Like `_owed_rows`, by a search through the hour's unblocked entries, which are fewer than the second has."""
+        """Yield the same rows as `_owed_rows`, but search the unblocked entries of the hour: the hour has fewer of them
+        than the second has entries."""
         indexes = self._owed.unblocked(hour)
         for at in range(0, len(indexes), SLICE):
             rows, owed = self._owed.look(hour, indexes[at : at + SLICE])
@@ -187,7 +191,7 @@ class Scans:
                     break
                 window.rescan_from = second
                 if second >= self.first_unloaded:
-                    # Wait until the preload has loaded this second: its messages may be older than the window's.
+                    # Wait until the preload has loaded this second: its messages may be older than those in the window.
                     yield SLICE
                     continue
                 found = Second(second, room)
@@ -200,7 +204,8 @@ class Scans:
                     break  # the window was emptied or closed during the scan
                 self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
-                    # Begin the next scan at the first second that had no room in the window during this scan.
+                    # Begin the next scan at the first second whose messages found no room in the window during this
+                    # scan.
                     missed = window.missed_since_scan
                     window.rescan_from = second + 1 if missed is None else min(missed, second + 1)
         finally:
@@ -232,9 +237,9 @@ class Scans:
                 self.swept += yield from self._add_forgotten(second, rows)
 
     def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
-        """Add rows to the windows that lack them: the row is neither in the window, nor in an undecided offer, nor left
-        on disk for a later scan. Returns the number added; yields its cost as scans do, because many topics with many
-        filters take longer than a slice."""
+        """Add each of the rows to the windows that lack it: the row is neither in the window, nor in an undecided
+        offer, nor left on disk for a later scan. Returns the number added; yields the cost as scans do, because many
+        topics with many filters take longer than a slice."""
         count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
         # Sort key: by topic, then in the order of publishing
         by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]

@@ -11,7 +11,8 @@ from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.ledger.hours.hourstate import bitmap, is_in
 from hadelay.model import NEVER_MS
 
-#: Minimum of late rows (added in one call, after the first `take`) to sort all rows again; fewer go into a heap.
+#: Minimum number of late rows (added in one call, after the first `take`) for which all rows are sorted again; fewer
+#: rows go into a heap.
 _BULK = 256
 
 
@@ -19,7 +20,8 @@ class Second:
     """Messages of one second: rows are added in any order, at any time; `take` returns them by due time."""
 
     def __init__(self, second: int, limit: int) -> None:
-        """second: since 1970. limit: largest number of rows kept, those due first; `overflow` counts the others."""
+        """second: seconds since 1970. limit: largest number of rows kept, those due first; `overflow` counts the
+        others."""
         self.second, self.limit = second, limit
         self.hour, self.start_ms = second // SECONDS_PER_HOUR, second * 1000
         #: True once all rows are added that the hour's index had for this second when loading began.

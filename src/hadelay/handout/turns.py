@@ -23,7 +23,7 @@ class Turns:
     def __init__(self, topics: TopicBook) -> None:
         #: Cluster time in ms of the last `tick`; messages due later are not ready yet.
         self.now_ms = 0
-        #: Time from which this leader knows all hand-outs.
+        #: Cluster time in ms from which on this leader knows all hand-outs, because it made them.
         self.began_ms = 0
         #: Name of a limit → number of times that the limit stopped a topic that had messages for a poll.
         self.throttled: Counter[str] = Counter()
@@ -44,7 +44,7 @@ class Turns:
             self.go_on(topic)
 
     def next_ms(self, ahead_ms: int) -> int:
-        """Time in ms when a topic that waits for rate-limit tokens, or a group in it, gets some; NEVER_MS if none
+        """Time in ms at which the next waiting topic, or group in it, gets tokens of its rate limit; NEVER_MS if none
         waits. ahead_ms: `now_ms` minus cluster time; tokens of groups are counted in cluster time."""
         at_ms, group_ms = self._refills.next(), self.rests.next()
         at_ms = NEVER_MS if at_ms is None else at_ms
@@ -96,7 +96,7 @@ class Turns:
                 room -= made
             else:
                 ring.rotate(-1)
-        later.rotate(-1)  # put the first of them last: it used up the limit that the others wait for
+        later.rotate(-1)  # the first of these topics goes to the end: it used up the limit for which the others wait
         ring.extend(later)
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:
@@ -140,7 +140,8 @@ class Turns:
         return topic.limits.allowance(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
-        """Charge messages taken from the window to their topic's limits and turn. size: bytes of all of them."""
+        """Charge `count` messages from the window to the limits and the turn of their topic. size: bytes of all these
+        messages."""
         topic = window.queue.topic
         self._served += 1
         topic.served = self._served
@@ -150,6 +151,6 @@ class Turns:
             topic.limits.take(count, window.overdue, self.now_ms)
 
     def refund(self, window: Window, count: int) -> None:
-        """Give tokens of the rate limits back for messages that `charge` counted and that were not granted."""
+        """Give rate-limit tokens back for messages that `charge` counted and that were not granted."""
         if window.queue.topic.limits is not None:
             window.queue.topic.limits.take(-count, window.overdue, self.now_ms)

@@ -49,7 +49,8 @@ class Waiting:
         )
 
     def _admits(self, wanted: Filter, poll: Poll) -> bool:
-        """Whether the poll's topics have its filter, or the limits allow a new one. Ends idle queues to make room."""
+        """Whether all topics of the poll have a queue for its filter, or the limits allow new ones. Ends idle queues to
+        make room."""
         topics = [self._windows.named(name) for name in poll.topics]
         new = [topic for topic in topics if wanted not in topic.filtered]
         while self.idle and self._filters + len(new) > MAX_FILTERS:
@@ -72,7 +73,8 @@ class Waiting:
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
-        # Begin with the topic served longest ago: topics without waiting polls had no place in the order of turns.
+        # Begin with the topic served longest ago: a topic without waiting polls takes no turns, so it has no place in
+        # their order.
         topics = list(map(self._windows.named, poll.topics))
         for topic in topics if poll.listed else sorted(topics, key=lambda topic: topic.served):
             queue = topic.any if poll.filter is None else self._queue(topic, poll.filter)
@@ -122,7 +124,8 @@ class Waiting:
         return queue
 
     def _end(self, queue: WaitQueue) -> None:
-        """Remove an idle queue with a filter: its messages are also in the topic's queue without a filter."""
+        """Remove an idle queue with a filter. Its messages stay available: the topic's queue without a filter has them,
+        too."""
         assert queue.filter is not None
         del self.idle[queue], queue.topic.filtered[queue.filter]
         self._filters -= 1

@@ -23,7 +23,8 @@ from hadelay.handout.turns import Turns
 from hadelay.ledger.limits.flow import limits_of
 from hadelay.ledger.topics.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: SMALL_WINDOW each.
+#: Limit of entries in all windows together. Beyond it, only windows with waiting polls get entries, up to SMALL_WINDOW
+#: each.
 TOTAL = 1 << 19
 SMALL_WINDOW = 1_024
 #: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
@@ -35,7 +36,8 @@ class Windows:
     def __init__(
         self, owed: Owed, turns: Turns, topics: TopicBook, known_topic: Callable[[str], TopicState | None], limit: int
     ) -> None:
-        """known_topic: finds a topic by its name, deleted or not. limit: largest number of entries in one window."""
+        """known_topic: finds a topic by its name, even a deleted one. limit: largest number of entries in one
+        window."""
         self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}
@@ -106,7 +108,7 @@ class Windows:
         window.closed = True
 
     def _separate(self, topic: TopicTurn, on: bool) -> None:
-        """Begin (on) or end (not on) to keep a topic's overdue messages in windows of their own."""
+        """Begin to keep a topic's overdue messages in windows of their own, or end it. on: whether to begin."""
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
@@ -180,7 +182,7 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """The entries that are in no undecided offer, without repetitions. The window gets the other entries back if
+        """The entries that are in no undecided offer, each of them once. The window gets the other entries later if
         their offers fail."""
         free = []
         for entry in dict.fromkeys(entries):
@@ -225,7 +227,7 @@ class Windows:
             self.size -= gone
             if gone < len(some):
                 return window, window.entries[0]
-        # A poll may wait whose topic is stopped by a limit: without a scan, it would find this window empty later.
+        # Ask for a scan now: if a limit stops the topic, a poll may wait here, and would later find this window empty.
         self.rescan_if_low(window)
         return window, None
 

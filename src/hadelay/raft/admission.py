@@ -84,7 +84,8 @@ class Admission(RaftPart):
     def _is_rewound(seen: HighWater, now: messages.Greeting) -> bool:
         if now.incarnation != seen.incarnation:
             return now.incarnation < seen.incarnation
-        # Without a rewind, a log never loses acknowledged entries within a term, and a node never forgets a term.
+        # A restarted node with an earlier (term, index) has a rewound disk: otherwise a log never loses acknowledged
+        # entries within a term, and a node never forgets a term.
         return now.boot != seen.boot and (now.term, now.index) < (seen.term, seen.index)
 
     def on_rewound(self, peer: Peer, incarnation: int, term: int, index: int, now: float, ready: Ready) -> None:
@@ -155,8 +156,8 @@ class Admission(RaftPart):
             return
         core = self._core
         (term, enough), self._mark = self._mark, (core.term, core.commit_index)
-        # Require only the entries committed at the last look: the node applies its admission after all earlier entries.
-        # Under load, no node has the entries committed at this moment.
+        # A member has caught up with the entries that were committed at the last look. Do not ask for those committed
+        # at this moment: under load, no node has them, and the node applies its admission after all earlier entries.
         enough = max(enough if term == core.term else core.commit_index, core.no_op)
         for peer in self._members.peers.values():
             if peer.up:
@@ -179,7 +180,8 @@ class Admission(RaftPart):
         self._propose(self._machine.incarnation_command(peer.name, peer.incarnation), done)
 
     def applied(self, ready: Ready) -> None:
-        """Called after entries were applied: one of these entries may admit this node."""
+        """Called after entries were applied. If one of them admits this node, the node notes that in its journal, and
+        may vote from then on."""
         journal = self._journal
         if journal.admitted or self._renewing:
             return

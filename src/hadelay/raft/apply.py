@@ -38,7 +38,7 @@ class Applier(RaftPart):
         #: Whether a snapshot is being installed; no entries are applied meanwhile.
         self.installing = False
         self._ready: deque[Entry] = deque()
-        #: Waiting proposals by the index of their entry: in ascending order, also of their deadlines.
+        #: Waiting proposals by the index of their entry, in ascending order; their deadlines ascend, too.
         self.waiters: dict[int, _Waiter] = {}
         #: Waiting reads, as (index up to which entries must be applied before the read, monotonic deadline, done). The
         #: deadline counts only while no leader is known.
@@ -140,7 +140,8 @@ class Applier(RaftPart):
             done(None)
 
     def expire_reads(self, now: float) -> None:
-        """Called while no leader is known: refuse reads that have waited too long; their entries may never come."""
+        """Called while no leader is known: refuse reads that have waited too long. The entries for which they wait may
+        never come."""
         late = [done for _, deadline, done in self._reads if deadline <= now]
         self._reads = [read for read in self._reads if read[1] > now]
         for done in late:

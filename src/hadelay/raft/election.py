@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 #: Pause, in seconds, between the end of the election timeout and the pre-vote, to read waiting heartbeats.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: Pause of a node after it agreed to a pre-vote, as a multiple of election_min_ms: shorter than the shortest pause
-#: between two pre-votes of one node.
+#: Pause before the own pre-vote of a node that agreed to another's, as a multiple of election_min_ms. It is shorter
+#: than the shortest pause between two pre-votes of one node.
 _GIVE_WAY = 0.2
 #: Number of unapplied entries above which a node lets other nodes campaign first; and for how long, in seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
@@ -38,18 +38,20 @@ class Elections(RaftPart):
         self._heard = _NEVER
         self._deadline = 0.0
         self._timer_at: float | None = None
-        #: Running pre-vote: its term, and the peers that agreed. None: no pre-vote is running.
+        #: Pre-vote that this node runs: its term, and the peers that agreed. None: it runs no pre-vote.
         self._asking: tuple[int, set[str]] | None = None
-        #: Term of the last campaign, and its voters so far: PySyncObj would count a repeated vote twice.
+        #: Term of this node's last campaign, and the nodes that voted for it so far. Without them, PySyncObj would
+        #: count a repeated vote twice.
         self._votes: tuple[int, set[str]] = (0, set())
-        #: Term of a campaign that the leader requested: voters grant it although they still hear the leader; or 0.
+        #: Term of a campaign that the leader requested from this node, 0 without one: voters grant such a campaign
+        #: although they still hear the leader.
         self._called = 0
         #: Monotonic time since which this node lets others campaign first; None: it does not.
         self._waiting_since: float | None = None
         #: Leader that this node followed last, or this node if it led later; "": none since its start.
         self.followed = ""
-        #: Cause of the last campaign: (followed, whether that leader asked for it, seconds since it was heard; infinite
-        #: after a reset of its link).
+        #: Cause of the last campaign: (leader followed before, whether that leader asked for the campaign, seconds
+        #: since it was heard; infinite after a reset of its link).
         self.cause = ("", False, 0.0)
 
     def start(self, now: float, ready: Ready) -> None:
@@ -76,7 +78,8 @@ class Elections(RaftPart):
         self._arm(now, ready)
 
     def _arm(self, now: float, ready: Ready) -> None:
-        """Start the election timer, unless an earlier one runs, which is started again when it fires too early."""
+        """Start the election timer, unless a timer for an earlier time runs: that one starts again if it fires too
+        early."""
         if self._timer_at is None or self._timer_at > self._deadline:
             self._timer_at = self._deadline
             ready.later(max(0.0, self._deadline - now), self._fire, self._deadline)
@@ -119,7 +122,7 @@ class Elections(RaftPart):
             self._postpone(now)
             self.campaign(now, ready)
             return
-        # Repeat the pre-vote soon: it disturbs nobody. The random delay keeps nodes out of step.
+        # Repeat the pre-vote soon: a pre-vote disturbs no other node. The random delay keeps nodes out of step.
         self._deadline = now + self._config.election_min_ms / 1000 * self._random.uniform(0.25, 1.0)
         if not self.eligible or self._lets_others_go_first(now):
             return

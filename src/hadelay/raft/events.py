@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Events:
-    """Base of RaftNode. An error in an event stops the node."""
+    """Base class of RaftNode, which runs the node's events. An error in an event stops the node."""
 
     applier: Applier
 

@@ -67,7 +67,8 @@ class Follower(RaftPart):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # `verified` stays valid if the same leader returns after a silence
+        # `verified` (index up to which the logs agree) stays valid if the same leader returns after a silence
+        if (name, term) != self._leader:
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._elections.followed = name
             self._snapshots.leader_changed(ready)
@@ -88,7 +89,7 @@ class Follower(RaftPart):
             return 0  # no mismatch: the entry before the frame's entries is committed, so equal on all nodes
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
-        # Skip all entries of the conflicting term, except committed entries.
+        # Let the leader skip all entries of the conflicting term, except committed entries.
         wrong, hint = journal.term_at(m.prev_index), m.prev_index
         while hint > committed + 1 and journal.term_at(hint - 1) == wrong:
             hint -= 1
@@ -143,7 +144,8 @@ class Follower(RaftPart):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # Send another answer once all verified entries are on disk: this answer covers synced entries only.
+        # This answer covers synced entries only. If verified entries are not on disk yet, another answer follows once
+        # they are.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

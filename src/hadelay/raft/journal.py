@@ -169,7 +169,8 @@ class Journal(JournalSync):
 
     @property
     def room(self) -> int:
-        """Number of bytes that can be appended for certain: the rest of the newest segment, plus the spare segment."""
+        """Number of bytes that can be appended even on a full disk: the rest of the newest segment, plus the spare
+        segment."""
         rest = self.config.segment_bytes - self._segments[-1].position
         return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
@@ -226,15 +227,15 @@ class Journal(JournalSync):
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
-        """Queue a record that a snapshot will be installed: after a crash, the state machine may be ahead of this
-        journal."""
+        """Queue an INSTALL record, which notes that a snapshot will be installed: after a crash, the state machine may
+        be ahead of this journal."""
         self.installing = index
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
         """Queue an ADMITTED record: the log has admitted this incarnation of the node, so the node may vote from now
         on. This journal has the log entry of the admission."""
-        self.identity = replace(self.identity, admitted=True)  # headers of later segments say so, too
+        self.identity = replace(self.identity, admitted=True)  # headers of later segments contain the admission, too
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -301,7 +302,8 @@ class Journal(JournalSync):
             self._segments[-1].cap(index - 1)
 
     def _shorten_tail(self) -> None:
-        """Drop the oldest half of the entries in memory; entries that are not on disk yet stay."""
+        """Drop the oldest entries from memory, down to half of the limit tail_bytes; entries that are not on disk yet
+        stay."""
         first, drop = self.last_index + 1 - len(self._tail), 0
         while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
             if first + drop > self.synced_index:
@@ -315,7 +317,8 @@ class Journal(JournalSync):
         size, gone = self.size_bytes, list[Segment]()
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
             (first, then), size = self._segments[:2], size - self._segments[0].position
-            # Segment `then` may begin with a cut of the log: until it is durable, a power cut would undo that cut
+            # Keep the first segment until the next one, `then`, is durable: `then` may begin with a cut of the log, and
+            # a power cut would undo that cut
             needed = then.first_index > index + 1 or then.header.seq > self._durable[0]
             if size < keep_bytes or needed or self._in_use(first):
                 break
@@ -328,7 +331,8 @@ class Journal(JournalSync):
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
             delete(self._disk, segment)
-            # Sync after each deletion: else a power cut could bring an older segment back and leave a gap.
+            # Sync the directory after each deletion: else a power cut could bring an older segment back and leave a
+            # gap.
             self._disk.sync_dir(self.directory)
 
     def _unlinked(self, _: object, error: BaseException | None) -> None:
@@ -336,7 +340,8 @@ class Journal(JournalSync):
             self.on_fatal(error)
 
     def reset(self, index: int, term: int) -> None:
-        """Begin the journal anew after a snapshot. Blocks for a sync; no other operation may be running."""
+        """Begin the journal anew after entry `index` of `term`, the last entry of a snapshot. Blocks for a sync; no
+        other operation may be running."""
         self.installing = 0
         self._tail, self._tail_bytes = [], 0
         self._dirty.clear()

@@ -29,8 +29,8 @@ _BRIEF_BYTES = 64 << 10
 _MARK_DELAY_S = 0.05
 #: Limit of syncs at the same time.
 _MAX_SYNCS = 3
-#: Syncs overlap while the last one took at least this number of seconds. Below, more syncs of fewer records each would
-#: only cost processor time.
+#: Syncs overlap while the last one took at least this number of seconds. On a faster disk, more syncs of fewer records
+#: each would only cost processor time.
 _SLOW_S = 0.002
 _LANES = ("journal", "journal-2", "journal-3")
 
@@ -46,8 +46,8 @@ class JournalConfig:
 
 @dataclass(eq=False, slots=True)
 class _Sync:
-    """A running sync, and what is durable once it counts: the number of records since the start, the index of the
-    newest entry (lowered if that entry is cut off), and the end of each segment in bytes."""
+    """A running sync, and the positions that are durable once it counts: the number of records since the start, the
+    index of the newest entry (lowered if that entry is cut off), and the end of each segment in bytes."""
 
     lane: int
     started: float
@@ -72,12 +72,13 @@ class JournalSync:
         self._disk, self._runtime = disk, runtime
         self._segments = segments
         self.on_fatal: Callable[[BaseException], None] = _raise
-        #: on_synced(seconds since its begin): called when a sync counts, after `when_synced` callbacks.
+        #: Callback on_synced(seconds since the sync began), called when a sync counts: the sync and all earlier ones
+        #: have ended. `when_synced` callbacks are called before.
         self.on_synced: Callable[[float], None] = lambda seconds: None
         #: Callback when a sync counts, before `on_synced`; the next sync covers the records that the callback queues.
         self.between_syncs: Callable[[], None] = lambda: None
-        #: Counts of journal records: queued since the start; durable; and queued when the last term or vote was
-        #: recorded.
+        #: Numbers of journal records: queued since the start; durable of these; and queued when the last term or vote
+        #: was recorded.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -165,9 +166,9 @@ class JournalSync:
         )
 
     def _may_overlap(self) -> bool:
-        """Whether the queued records may be synced while other syncs run: nobody waits for a moment without syncs, all
-        syncs are of the newest segment, so no name changes, and the records before are written, so that a killed
-        process leaves no gap."""
+        """Whether the queued records may be synced while other syncs run. This needs a slow disk; no caller that waits
+        for a moment without syncs; running syncs of the newest segment only, so that no name changes; and all records
+        before written, so that a killed process leaves no gap."""
         newest, room = self._segments[-1], len(self._running) < _MAX_SYNCS
         other = any(sync.alone or not sync.written or sync.ends[0][0] is not newest for sync in self._running)
         return self.slow and room and not (self._waiting or other)
@@ -250,20 +251,20 @@ class JournalSync:
             segment.write()
             segment.file.sync()
         if self._dirty:
-            self._disk.sync_dir(self.directory)  # segments begun since the last sync have names that are not durable
+            self._disk.sync_dir(self.directory)  # the names of segments begun since the last sync are not durable yet
             self._durable = (self._dirty[-1].header.seq, self._dirty[-1].written)
         self._dirty.clear()
         self._synced = self._appended
         self.synced_index = self.last_index
 
     def close(self) -> None:
-        """Sync the queued records, and write a mark record for the next start: the sync succeeded."""
+        """Sync the queued records, and write a MARK record: the next start then knows that the sync succeeded."""
         if self.closed:
             return
         self.closed = True
         if self._mark_timer is not None:
             self._mark_timer.cancel()
-        for lane in _LANES:  # wait for the syncs: a file must not be closed during a sync of the file
+        for lane in _LANES:  # wait for running syncs: no file may be closed during a sync of it
             self._runtime.join(lane)
         try:
             if not self._running:

@@ -20,12 +20,14 @@ from pysyncobj.transport import Transport
 
 from hadelay.raft.journal import Journal
 
-#: Entry that the library appends when a term begins. RaftNode.propose takes only longer entries.
+#: Entry that the library appends when a term begins. RaftNode.propose takes only longer entries, so no proposal is
+#: equal to it.
 NO_OP = b"\x01"
-#: Name of the second voter in a cluster of one node: the node's own disk. Names of nodes have no spaces.
+#: Name of the second voter in a cluster of one node: the node's own disk. It contains a space, so no node can have this
+#: name.
 DISK = "its disk"
-#: Extra voter that never answers, set while a removed leader still leads: the library counts the leader as a voter, so
-#: a majority needs one vote more.
+#: Extra voter that never answers, set while a removed leader still leads: the library counts that leader as a voter, so
+#: with this extra voter a majority needs one vote more.
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
@@ -126,7 +128,7 @@ class _Transport(Transport):  # type: ignore[misc]
 
 
 class _Idle:
-    """Replaces the library's poller and pipe: the loop of this node calls the library."""
+    """Replaces the library's poller and pipe, which are not needed: the event loop of this node calls the library."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -150,8 +152,8 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Node of the library. There is one object for each name (_Members), so an object equals itself alone: the library
-    looks nodes up for every entry, and its own comparison of names takes four calls."""
+    """Node of the library. There is one object for each name (_Members), so objects are compared by identity: the
+    library looks nodes up for every entry, and its own comparison of names takes four calls."""
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__
@@ -170,7 +172,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._journal, self._listener = journal, listener
         #: Whether this node believes that it leads; another leader may be elected already.
         self.leads = False
-        #: Why this node gave up leadership last, as a predicate ("handed over: …"); "": another node has a later term.
+        #: Reason of this node's last step-down, as a predicate ("handed over: …"); "": another node had a later term.
         self.left = ""
         #: Index of the no-op entry that began the term which this node leads, or led last.
         self.no_op = 0
@@ -196,7 +198,8 @@ class Core(SyncObj):  # type: ignore[misc]
         with _seams(_Log(journal, listener, self._committed)):
             others = [self.members[peer] for peer in peers or [DISK]]
             super().__init__(self.members[name], others, conf, transport=transport)
-        # An ordered set in place of the library's set: the library requests votes in its order, in every process alike.
+        # Replace the library's set of nodes by an ordered set: the library requests votes in this order, which has to
+        # be the same in every process.
         self._SyncObj__otherNodes = dict.fromkeys(others).keys()
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
         if not peers:
@@ -255,7 +258,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def step_down(self, term: int = 0) -> None:
         """Become a follower without a leader; adopt `term` if it is higher than the current term."""
-        # Set private attributes: the library cannot lose its leader, or adopt a term, through public methods.
+        # Set private attributes: through public methods, the library can neither lose its leader nor adopt a term.
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
@@ -297,7 +300,8 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLastApplied = index
 
     def _SyncObj__sendAppendEntries(self) -> None:
-        """Replaces the library's sender, which copies the log's tail for each follower, without a send window."""
+        """Replaces the library's sender of entries, which would copy the log's tail for each follower, and has no send
+        window."""
         self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:

@@ -85,7 +85,7 @@ class ChunkReply(NamedTuple):
     data: bytes
 
 
-#: Content of a frame: types of the fields, a class with such fields, or a function that decodes the frame.
+#: Shape of a frame's content: types of the fields, a class with such fields, or a function that decodes the frame.
 Shape = tuple[type, ...] | type | Callable[[bytes], Any]
 
 
@@ -144,7 +144,7 @@ class AppendReply(NamedTuple):
     status: int
     #: Term of the answered APPEND frame; with status HIGHER_TERM, the answering node's term.
     term: int
-    #: Last index that is synced and verified against the leader's log.
+    #: Index of the follower's last entry that is synced and verified against the leader's log.
     match: int
     #: With status MISMATCH: index of the entry that the leader should try next.
     hint: int

@@ -333,7 +333,7 @@ class RaftNode(Events):
             elif kind in self._handlers:
                 shape, handler = self._handlers[kind]
                 handler(peer, *messages.values(shape, data), now, ready)
-            # Ignore unknown frame kinds: later versions send them, and expect older versions not to know them.
+            # Ignore unknown frame kinds: nodes of later versions may send them to this node.
         except messages.BadFrame as error:
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)
@@ -366,11 +366,12 @@ class RaftNode(Events):
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
             if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
-                # Reconnect: the peer's greeting on the new connection tells its present incarnation
+                # Reconnect: the greeting on the new connection contains the peer's present incarnation
                 self.network.disconnect(peer.name)
 
     def _part(self, now: float, ready: Ready) -> None:
-        """End the links to removed nodes: until now, these nodes could still learn of their removal and get answers."""
+        """End the links to removed nodes. This is done with a delay, in which these nodes can learn of their removal
+        and get answers."""
         linked = self.membership.linked()
         for name in [name for name in self.peers if name not in linked]:
             self._link_down(name, False, now, ready)

@@ -28,11 +28,11 @@ class Notice(Enum):
     FOLLOWS = auto()
     #: Notice that entries may be sent to a peer again; value: the peer.
     PUMP = auto()
-    #: The voters, or the nodes to link with, have changed; no value.
+    #: Notice that the voters, or the nodes to link with, have changed; no value.
     MEMBERS = auto()
-    #: This leader should hand over to any other node; value: the reason, for the log.
+    #: Notice that this leader should hand leadership over to any other node; value: the reason, for the log.
     HAND_OVER = auto()
-    #: An installed snapshot replaced this node's state; value: the snapshot's manifest.
+    #: Notice that an installed snapshot replaced this node's state; value: the snapshot's manifest.
     INSTALLED = auto()
 
 

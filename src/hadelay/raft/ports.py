@@ -16,7 +16,7 @@ Propose = Callable[[bytes, Done], None]
 #: Callback done(error) at the end of an operation; error is None on success.
 Finished = Callable[[HadelayError | None], None]
 
-#: Incarnation number of a cluster's founding members, admitted from the first entry on. A node whose disk was lost or
+#: Incarnation number of the founding members of a cluster; the log need not admit it. A node whose disk was lost or
 #: rewound gets a larger number.
 FOUNDING = 1
 
@@ -100,9 +100,9 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RaftTuning:
-    #: Range of the random silence after which a follower asks for votes. A leader without a majority steps down after
-    #: the lower end. Shorter: faster failover when a machine dies silently, but more elections on a machine that
-    #: stalls. (A killed process closes its links, which peers notice at once.)
+    #: Range of the random election timeout: the silence after which a follower asks for votes. A leader without a
+    #: majority steps down after the lower end. Shorter: faster failover when a machine dies silently, but more
+    #: elections on a machine that stalls. (A killed process closes its links, which peers notice at once.)
     election_min_ms: int = 200
     election_max_ms: int = 400
     #: Interval of heartbeats; a fifth of election_min_ms survives four lost heartbeats.
@@ -115,7 +115,7 @@ class RaftTuning:
     #: Timeout of a planned transfer, during which proposals wait.
     transfer_ms: int = 300
     #: Whether to force an election after a failed transfer of leadership. Set it if `has_leader_lease` is used: else
-    #: the target may still take over.
+    #: the target of the transfer may still take over.
     fence_failed_transfer: bool = False
     #: Timeout of a proposal, after which it gets OutcomeUnknown; and limit of the time left to waiting proposals when
     #: this node loses leadership.

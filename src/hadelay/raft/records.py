@@ -114,7 +114,7 @@ def encode_record(kind: int, index: int, term: int, payload: bytes) -> bytes:
 
 
 class Torn(Exception):
-    """The bytes at an offset are no whole record: torn or damaged (see `is_torn`)."""
+    """Error: the bytes at an offset are no whole record, because of a torn write or of damage (see `is_torn`)."""
 
 
 def decode_record(data: bytes, offset: int) -> JournalRecord | None:
@@ -144,12 +144,12 @@ def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, 
     while offset < size:
         header = data[offset : offset + 32]
         if len(header) < 32:
-            raise ValueError("a record is cut short")
+            raise ValueError("the frame ends within a record")
         length, payload_crc, index, term, kind, header_crc = unpack(header)
         end = offset + overhead + length
         command = data[offset + 32 : end - 1]
         if header_crc != crc32c(header[:28]) or kind != ENTRY or payload_crc != crc32c(command) or end > size:
-            raise ValueError("a record does not verify")
+            raise ValueError("a record is damaged")
         yield command, index, term, view[offset:end]
         offset = end
 

@@ -20,7 +20,7 @@ from hadelay.raft.part import Notice, Peer, RaftPart, ReadDone, Ready, Shared
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.raft.snapshot import Snapshots
 
-#: Delay, in seconds, after which followers that get no new entries get a new commit index.
+#: Delay, in seconds, before followers that get no new entries get a new commit index in a frame of its own.
 _TELL_COMMIT_S = 0.005
 
 
@@ -60,7 +60,7 @@ class Replication(RaftPart):
         """Called when this node stops leading. Returns the reads that can no longer be confirmed."""
         self._beats += 1
         for peer in self._members.peers.values():
-            # A peer may still pull the last file of a snapshot from this node.
+            # Keep the snapshot that was offered to the peer: the peer may still pull its last file from this node.
             self._admission.remember(peer, self.term)
         reads = [done for _, _, done in self._reads] + self._early_reads
         self._reads.clear()
@@ -135,7 +135,7 @@ class Replication(RaftPart):
                 self.send_entries(peer, now, ready)
 
     def _rtt_ms(self) -> int:
-        """Round trip to the fastest majority of voters, in ms."""
+        """Time in ms in which the fastest majority of voters answers, as a round trip."""
         voters = self._members.voters
         rtts = sorted(peer.rtt for peer in self._members.peers.values() if peer.name in voters)
         return int(rtts[(len(rtts) - 1) // 2] * 1000) if rtts else 0
@@ -182,7 +182,8 @@ class Replication(RaftPart):
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
-        # Limit the time: this process may have been paused, and the election timeout is ten times the round trip.
+        # Limit the measured time: this process may have been paused, and the election timeout is ten times the round
+        # trip.
         longest = self._elections.least_timeout()
         for round, sent in self._round_sent:
             if round == peer.round:
@@ -209,7 +210,8 @@ class Replication(RaftPart):
 
     @property
     def confirmed_at(self) -> float:
-        """Send time of the newest heartbeat that a majority answered; until then, no other node led a later term."""
+        """Send time of the newest heartbeat that a majority answered; up to that time, no other node led a later
+        term."""
         for round, sent in reversed(self._round_sent):
             if self._answered(round):
                 return sent
@@ -219,7 +221,8 @@ class Replication(RaftPart):
         return self._members.agreed(peer for peer in self._members.peers.values() if peer.round >= round)
 
     def _check_quorum(self, now: float, ready: Ready) -> None:
-        """Step down after one election timeout without a majority; hand over when the disk is slow."""
+        """Step down if no majority has answered for one election timeout; hand leadership over if this node's disk is
+        slow."""
         limit = self._elections.least_timeout()
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False

@@ -85,7 +85,7 @@ class Segment:
             file.close()
 
     def _damaged(self, what: str, offset: int | None = None) -> DamagedFile:
-        """Make a DamagedFile for `offset`; default: the end of the records that verify."""
+        """Make a DamagedFile error for the file offset `offset`; by default, for the end of the records that verify."""
         return DamagedFile(self.file.path, self.position if offset is None else offset, f"{what}; {WAY_OUT}")
 
     def cap(self, last_index: int) -> None:
@@ -258,7 +258,7 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
     found: list[Segment] = []
     blank: list[str] = []
     number = 0
-    # Segment files sort before spare files: nothing is deleted before the owner is checked
+    # Names of segment files sort before those of spare files, so the owner is checked before anything is deleted
     for name in disk.listdir(directory):
         if name in (SPARE, NEW):
             disk.unlink(f"{directory}/{name}")
@@ -307,7 +307,7 @@ def _read(found: list[Segment]) -> tuple[list[Segment], records.SegmentHeader]:
 
 
 def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], records.SegmentHeader, int]:
-    """Recover a journal's segments. Returns (segments that count, newest header with current term, vote and `durable`,
+    """Recover a journal's segments. Returns (valid segments, newest header with current term, vote and `durable`,
     number of the last segment file). ConfigError if another node than `owner` owns the journal; None: any owner."""
     whole, blank, number = _find(disk, directory, owner)
     if not whole:
@@ -321,8 +321,8 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
         behind = found[len(kept) :]
         if not behind:
             break
-        # A segment is missing: damage, unless no byte of the later segments was ever synced. Then these count as
-        # absent, and the segments that they replaced do not.
+        # A segment is missing. That is damage if any byte of the later segments was ever synced. Otherwise the later
+        # segments count as absent, and the segments that they replaced count again.
         marks = [(r.term, r.index) for s in behind for r in s.scan() if r.kind == records.MARK]
         durable = max([durable, *(s.header.durable for s in behind), *marks])
         absent += behind

@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 #: Timeout of pulling a snapshot, on the leader and on the follower, in seconds.
 _PATIENCE_S = 15.0
-#: Number of entries from which on an empty node gets a snapshot in place of them.
+#: Minimum number of entries in the last checkpoint for which an empty node gets a snapshot in place of the entries.
 _MANY = 1_000
-#: Time in which an empty node is offered snapshots, in seconds: it gets the entries if the files are not made by then,
-#: or if a pull fails later.
+#: Time in seconds in which an empty node is offered snapshots. After it, or if a pull fails later, the node gets the
+#: entries.
 _EMPTY_S = 10.0
 #: Delay before an unanswered snapshot offer is repeated, in seconds: a new node may not know the leader yet.
 _OFFER_S = 2.0
-#: Limit of complete files that an interrupted pull passes over in one turn of the event loop: a year has 26,000 files.
+#: Limit of complete files that a resumed pull skips in one turn of the event loop: a year of messages has 26,000 files.
 _PASSED_AT_ONCE = 200
 
 
@@ -73,8 +73,9 @@ class Snapshots(RaftPart):
         self._offer(peer, manifest, now, ready)
 
     def offer_to_empty(self, peer: Peer, now: float, ready: Ready) -> bool:
-        """Offer the last checkpoint to `peer`, which has no entries, though the journal has them all. Returns False if
-        the peer shall get the entries: the checkpoint saves it few of them, or its files could not be had in time."""
+        """Offer the last checkpoint to `peer`, which has no entries, although the journal has them all. Returns False
+        if `peer` is to get the entries instead: the checkpoint has few of them, or its files were not available in
+        time."""
         if self._machine.checkpointed < _MANY:
             return False
         if peer.empty_since is None:
@@ -82,7 +83,7 @@ class Snapshots(RaftPart):
         if now - peer.empty_since >= _EMPTY_S:
             return False
         manifest = self._machine.manifest()
-        if manifest is not None:  # else the next heartbeat tries again
+        if manifest is not None:  # without a manifest, the next heartbeat tries again
             self._offer(peer, manifest, now, ready)
         return True
 
@@ -108,7 +109,8 @@ class Snapshots(RaftPart):
             manifest, peer.manifest = peer.manifest, None
             self._machine.release(manifest)
             if self._core.leads:
-                # A peer that was offered files for want of any entry may still get the journal's: see offer_to_empty.
+                # A peer that was offered a snapshot because it had no entries may still get the entries of the journal:
+                # see offer_to_empty.
                 least = 0 if peer.empty_since is None else FIRST[0]
                 peer.probe(max(peer.match, least) + 1)
 
@@ -129,7 +131,7 @@ class Snapshots(RaftPart):
             frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
             ready.send(peer.name, frame, urgent=False)
 
-        # Read in a thread: a leader's event loop must not wait for the disk.
+        # Read the file in a thread: a leader's event loop must not wait for the disk.
         read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 

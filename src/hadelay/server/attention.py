@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 
 #: Pause between two rounds over all topics or schedules, in seconds.
 EVERY_S = 5.0
-#: Longest work without a pause, in seconds, and length of the pause as a multiple of that work: rounds take at most 5 %
-#: of the event loop's time.
+#: Limit of the time of one piece of work, in seconds, and length of the pause after it as a multiple of that time:
+#: rounds take at most 5 % of the event loop's time.
 _SLICE_S, _PAUSE = 0.002, 20
-#: Number of topics, and of schedules, that are looked at before the time is checked.
+#: Number of topics, and number of schedules, that are examined before the time is checked.
 _TOPICS, _SCHEDULES = 50, 5
-#: Limit of kept rows per kind. All rows are counted.
+#: Limit of report rows of one kind that are kept. Rows beyond it are only counted.
 KEPT = 1_000
-#: Thresholds: failed calls in a row; wait in ms of ready and blocked messages, and of consumers; p99 of the lateness in
-#: ms; growth of a backlog in ms.
+#: Thresholds for a report row: webhook calls that failed in a row; time in ms for which messages are ready or blocked,
+#: or for which no consumer asks; p99 of the lateness in ms; time in ms for which a backlog grows.
 FAILS, WAITS_MS, LATE_MS, GROWS_MS = 5, 60_000, 1_000, 300_000
 #: Interval in ms at which ready messages are counted to see whether a backlog grows.
 _SAMPLE_MS = 60_000
-#: Limits of the deaths of a topic that are counted, and whose errors are read.
+#: Limits per topic: number of deaths that are counted, and number of these whose errors are read.
 _DEATHS, _ERRORS = 1_000, 50
 _NOT_LEADING = NoLeader("this node does not lead (any more)", retry_after_ms=50)
 
@@ -63,7 +63,7 @@ class Finding(Struct, array_like=True):
     severity: str
     what: str
     name: str
-    #: Topic of the row, "" for rows about the cluster: decides who may see the row.
+    #: Topic that the row is about, "" for rows about the cluster. It decides who may see the row.
     topic: str
     sentence: str
     number: int
@@ -84,7 +84,7 @@ class Findings:
 
 
 class _Growth(NamedTuple):
-    """A backlog that was larger at each sample than at the one before: its first and its last sample."""
+    """Growth of a backlog that was larger at each sample than at the sample before: its first and its last sample."""
 
     since_ms: int
     from_size: int
@@ -96,13 +96,14 @@ Look = Generator[None, None, None]
 
 
 class Attention:
-    """Looks at topics and schedules while this node leads."""
+    """Examines topics and schedules for problems while this node leads."""
 
     def __init__(self, runtime: Runtime, clock: ClusterClock, replica: Replica, delivery: DeliveryLoop) -> None:
         self._runtime, self._clock, self._replica, self._delivery = runtime, clock, replica, delivery
         #: Health of the receiver of a topic's webhook, by the topic's number.
         self.health: Callable[[int], Health | None] = lambda number: None
-        #: Number of the term's rounds; a round of an earlier number ends itself.
+        #: Number of the present series of rounds, which rises with each term; a round with an earlier number ends
+        #: itself.
         self._epoch = 0
         self._waiting: list[Done] = []
         self._forget()
@@ -136,15 +137,15 @@ class Attention:
         self._answer()
 
     def ask(self, done: Done) -> None:
-        """Call done((topics, schedules), None) once this leader has looked at all topics: a report without a look would
-        be empty, and say that all is well."""
+        """Call done((topics, schedules), None) once this leader has examined all topics: before that, an empty report
+        would claim that all is well."""
         self._waiting.append(done)
         if self.topics is not None or not self._began_ms:
             self._answer()
 
     def _answer(self, problem: HadelayError = _NOT_LEADING) -> None:
-        """Answer all waiting callers: with the rows found, or with an error if no round over all topics is complete
-        yet."""
+        """Answer all waiting callers: with the rows found, or with the error `problem` if no round over all topics is
+        complete yet."""
         waiting, self._waiting = self._waiting, []
         found = None if self.topics is None else (self.topics, self.schedules)
         for done in waiting:
@@ -162,7 +163,7 @@ class Attention:
                 if (spent_s := self._runtime.monotonic() - began) >= _SLICE_S:
                     self._runtime.call_later(_PAUSE * spent_s, self._go_on, epoch, look, slices)
                     return
-        # other code repairs damaged rows: look at the topic again in the next round
+        # other code repairs damaged files: examine the topic again in the next round
         except (DamagedFile, OSError) as error:
             log.warning("attention_failed", extra={"error": str(error)})
             self._answer(NoLeader(f"the leader cannot look at all topics: {error}", retry_after_ms=1_000))
@@ -226,12 +227,12 @@ class Attention:
 
     def _is_idle(self, topic: TopicState, asked: dict[str, int], now_ms: int) -> bool:
         """Whether nobody consumes the topic: no message is leased, and no consumer asked for messages in the last
-        minute. A new leader gives consumers a minute to ask."""
+        minute. Under a new leader, consumers have a minute to ask."""
         last_ms = max(asked.get(topic.name, 0), self._began_ms, self._delivery.askers.forgotten_ms)
         return topic.settings.webhook is None and not topic.leased and now_ms - last_ms >= WAITS_MS
 
     def _limit_of(self, topic: TopicState) -> str:
-        """The limit that holds the topic's messages back, in words."""
+        """Reason in words why the topic's messages are not handed out faster."""
         settings = topic.settings
         if settings.concurrency is not None and topic.leased >= settings.concurrency:
             return f"its concurrency of {settings.concurrency:,} is used up"
@@ -240,7 +241,8 @@ class Attention:
         return "its receiver is too slow" if settings.webhook is not None else "its consumers are too slow"
 
     def _grown(self, number: int, ready: int, now_ms: int) -> _Growth | None:
-        """Note the number of ready messages, once a minute. Returns the growth of the backlog so far."""
+        """Sample the number of ready messages, at most once a minute. Returns the growth of the backlog so far; None
+        without a backlog."""
         last = self._growth.get(number)
         if not ready:
             self._growth.pop(number, None)
@@ -251,7 +253,7 @@ class Attention:
         return self._growth.get(number)
 
     def _group(self, topic: TopicState, wait: Wait, first: Head, now_ms: int) -> Finding:
-        """The row of a group that waits behind its first message."""
+        """Report row of a message group that is stuck behind its first message."""
         ledger = self._ledger
         row = ledger.store.entries(first.hour, slice(first.entry, first.entry + 1))[0]
         record = ledger.store.record(first.hour, int(row["offset"]), int(row["size"]), verify=True)
@@ -265,7 +267,7 @@ class Attention:
         )
 
     def _error(self, message_id: int) -> str:
-        """The last error of a message, with # in place of numbers."""
+        """Error of a message's last failed attempt, with # in place of numbers."""
         failures = failures_of(self._ledger, message_id)
         if not failures:
             return error_group(None, None)
@@ -273,7 +275,8 @@ class Attention:
         return error_group(event.name.lower(), None if reason == NONE32 else self._ledger.names.name(REASON, reason))
 
     def _deaths(self, topic: TopicState, now_ms: int) -> Generator[None, None, list[Finding]]:
-        """The row of a topic in which messages died in the last hour, and are still dead letters."""
+        """Report row of a topic in which messages died in the last hour and are still dead letters; no row without such
+        messages."""
         number, name = topic.number, topic.name
         start = DEAD_KEY.pack(number, max(now_ms - HOUR_MS, topic.dead_mark_ms + 1), 0)
         keys = yield from self._ledger.tables.range_slices(DEAD, start, DEAD_KEY.pack(number + 1, 0, 0), _DEATHS)
@@ -326,7 +329,8 @@ class Attention:
                 add("bad", words, state.missed + state.refused, state.last)
 
     def _dead(self, ring: tuple[Made, ...], now_ms: int) -> list[Made]:
-        """The last messages that ended, if they are dead letters, newest first."""
+        """The newest of the schedule's messages if they are dead letters: newest first, up to the first message that
+        ended otherwise."""
         dead = list[Made]()
         for made in reversed(ring):
             entry = find_entry(self._ledger, made.id)
@@ -339,10 +343,10 @@ class Attention:
 
 
 def _unread(what: str, name: str, topic: str, error: Exception) -> Finding:
-    """The row of a topic or schedule whose messages this node cannot read: without it, all would seem well."""
+    """Report row of a topic or schedule whose messages this node cannot read: without the row, all would seem well."""
     return Finding("member", "bad", what, name, topic, f"The leader cannot read messages of {name}: {error}.", 1)
 
 
 def _messages(count: int, verb: str = "") -> str:
-    """The number of messages in words, followed by a verb in the right number."""
+    """A number of messages in words, with a verb in singular or plural."""
     return f"{count:,} message{'' if count == 1 else 's'}" + (f" {verb}{'s' if count == 1 else ''}" if verb else "")

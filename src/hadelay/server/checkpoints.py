@@ -1,4 +1,4 @@
-"""Checkpoints: the state that they contain, and when they are made; and the watch over free disk space."""
+"""Checkpoints: which state they contain, and when a node makes them. Also checks the free disk space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hadelay.storage.tables import CHECKPOINT, CORE, Backend, scan_all
 
 log = logging.getLogger(__name__)
 
-#: Interval of checking the free disk space and the time since the last checkpoint, in seconds.
+#: Interval, in seconds, at which the free disk space and the age of the last checkpoint are checked.
 _TICK_S = 1.0
 #: Minimum size, in bytes, that an applied entry counts as towards the next checkpoint: replaying even a small entry
 #: takes some time.
@@ -33,12 +33,13 @@ _SPACE_BYTES = 4 << 20
 _APART = 0.3
 #: Bucket bounds of the histogram hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: A node will soon run out of space and stop when less than storage.min_free_bytes divided by this number is free.
+#: Divisor of storage.min_free_bytes: with less free space than the quotient, the log warns that the node will soon run
+#: out of space and stop.
 _LAST_PART = 8
 #: Allowed names of a snapshot's files: the exported tables, names, and files of hours.
 _SNAPSHOT_FILE = re.compile(r"state-\d{1,20}|names|hours/\w[\w.-]{0,63}", re.ASCII)
 _REFUSES = "publishes are refused (507) until disk space is free; receives and plain acks still work"
-#: Text for the log: what happens to a node with a full disk.
+#: Log text about the consequences of a full disk for a node.
 ENDS = (
     "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "
     "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "
@@ -60,8 +61,8 @@ class Replica:
             checkpoint.load(self.ledger, storage.core_blob, storage.core_rows(TABLES))
 
     def decode(self, tables: Backend) -> Ledger:
-        """The ledger in the tables of a received snapshot; for a thread, because decoding 100,000 topics takes seconds.
-        `switch` takes the ledger into use."""
+        """Decode the ledger from the tables of a received snapshot. Call it in a thread, because decoding 100,000
+        topics takes seconds; `switch` then takes the ledger into use."""
         ledger = _empty(self.storage)
         core = tables.get(CHECKPOINT, CORE) or b""
         checkpoint.decode(ledger, core, {table: scan_all(tables, table) for table in TABLES})
@@ -101,7 +102,7 @@ class Checkpoints:
         self._unchecked = 0
         self._last = raft.runtime.monotonic()
         self.has_space, self._ends_soon = True, False
-        #: Free bytes on the fuller of the disks for data and journal, as of the last check.
+        #: Free bytes on the disk of the data or of the journal, whichever has less, as of the last check.
         self.free_bytes = 0
         self.count = 0
         self.durations = Histogram.of(_DURATIONS_S)
@@ -126,7 +127,8 @@ class Checkpoints:
         waiting = max(storage.hours.far_bytes, storage.tables.overlay_bytes)
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
-            # Begin the checkpoint after apply has returned: during apply, the entry does not count as applied yet.
+            # Begin the checkpoint after apply has returned: until then, the entry that is being applied does not count
+            # as applied.
             self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
@@ -173,7 +175,8 @@ class Checkpoints:
 
 
 def check_files(manifest: Manifest) -> None:
-    """Raise BadFrame unless the files are those of a snapshot from another node."""
+    """Raise BadFrame unless the manifest lists the files of one snapshot from another node: one file of tables, names,
+    and files of hours."""
     names = [file.name for file in manifest.files]
     states = sum(name.startswith("state-") for name in names)
     if states != 1 or len(set(names)) != len(names) or not all(map(_SNAPSHOT_FILE.fullmatch, names)):

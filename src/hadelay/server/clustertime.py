@@ -17,17 +17,18 @@ from collections.abc import Iterable
 #: Limit of the step by which a status message from the leader moves a follower's clock, in ms. Such messages come once
 #: a second; in a second, the leader's slew and the drift of both nodes' crystals are smaller.
 _FOLLOW_MS = 1.0
-#: Time for which a restarted node compares the cluster times that its peers report, in seconds.
+#: Time, in seconds, for which a restarted node compares the cluster times that its peers report, before it sets its
+#: clock.
 _LEARN_S = 0.25
-#: Time over which a clock error is slewed away, in ms: small errors cause small slews. A slew also ends after this
-#: time, because else a clock whose node slept meanwhile would go too far.
+#: Time over which a clock error is slewed away, in ms: small errors cause small slews. A slew ends after this time,
+#: too: else the clock of a node that slept meanwhile would be slewed too far.
 _SLEW_HORIZON_MS = 2_000.0
 #: Largest age at which the last sample of a node's wall clock still counts, in seconds.
 _FRESH_S = 10.0
 #: Number of wall clock samples kept per node; the sample with the shortest round trip gives the node's clock offset.
 _SAMPLES = 4
-#: Bounds of another node's clock are narrow if they are at most this many ms apart: wall clocks that can be equal then
-#: count as equal, and a restarted node no longer waits for more peers.
+#: Limit of the distance of two bounds of another node's clock, in ms, that count as narrow. Within narrow bounds, wall
+#: clocks that can be equal count as equal, and a restarted node waits for no more peers.
 NEAR_MS = 10.0
 #: Largest clock reading accepted, in Unix ms: the year 10000; later readings are ignored.
 _LARGEST_MS = 253_402_300_800_000
@@ -45,19 +46,20 @@ class ClusterClock:
         self.majority = len(set(members)) // 2 + 1
         self.slew = slew_ppm * 1e-6
         self.skew_ms = skew_ms
-        #: True once cluster time is known: learned from a peer that knows it, or agreed on at a cold start.
+        #: True once cluster time is known: from a peer that knows it, or from the wall clocks of a majority at a cold
+        #: start.
         self.ready = False
         self.leading = False
         #: Names of the present clock problems, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
-        #: The last leader, as far as this node knows.
+        #: The last leader that this node knows of.
         self._leader = ""
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
         #: Used only until the clock is ready: monotonic time at which the first peer reported cluster time; and bounds
-        #: of cluster time minus monotonic time (ms), from the reports of all peers.
+        #: that the reports of all peers give for cluster time minus monotonic time, in ms.
         self._learning_since: float | None = None
         self._bounds = (float("-inf"), float("inf"))
         #: Last wall clock samples per node: (round trip in s, wall minus monotonic clock in ms, time in s).
@@ -74,7 +76,8 @@ class ClusterClock:
         self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
 
     def exact(self, mono: float) -> float:
-        """Cluster time in Unix ms with a fraction; the last stamped time while the clock is not ready."""
+        """Cluster time in Unix ms with a fraction. While the clock is not ready: the last time stamped into an
+        entry."""
         if not self.ready:
             return self._floor
         return max(self._floor, self._running(mono))
@@ -108,7 +111,7 @@ class ClusterClock:
         self._anchor(max(self._running(mono), now_ms), mono)
 
     def follow(self, mono: float) -> None:
-        """Run as the clock of a follower: this node does not lead, or leads no longer."""
+        """Run as a follower's clock, because this node does not lead."""
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self.leading = False
@@ -122,9 +125,9 @@ class ClusterClock:
         self._steer(mono)
 
     def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None, rtt_s: float = 0.0) -> None:
-        """The wall clock of `node` read wall_ms, with a round trip of rtt_s. now_ms: the cluster time of `node`, if
-        known. A restarted node learns the time from any peer; later it follows the leader (or any peer until it knows a
-        leader or has led)."""
+        """Take a reading of the wall clock of `node`, wall_ms, which came with a round trip of rtt_s. now_ms: the
+        cluster time of `node`, if `node` knows it. A restarted node learns cluster time from any peer; later it follows
+        the leader (or any peer, until it knows a leader or has led)."""
         if not 0 <= (wall_ms if now_ms is None else now_ms) < _LARGEST_MS:
             return
         width_ms, wall = rtt_s * 1000.0, wall_ms - mono * 1000.0
@@ -140,9 +143,10 @@ class ClusterClock:
         self._steer(mono)
 
     def _likely(self, least: float, most: float, ahead_ms: int) -> float:
-        """The likeliest value between bounds of another node's clock, minus the monotonic time, in ms. In narrow bounds
-        it is ahead_ms ahead of this node's wall clock if it can be, as if all wall clocks were equal: how a round trip
-        divides into its two ways is unknown, and on a busy node often one way took all of it. Else it is the middle."""
+        """Likeliest difference of another node's clock to this node's monotonic clock, in ms, between the bounds
+        `least` and `most`. Within narrow bounds, wall clocks count as equal: then it is this node's wall clock plus
+        ahead_ms, if that is within the bounds. (A round trip does not show how its time divides into its two ways; on a
+        busy node, often one way took all of it.) Else it is the middle of the bounds."""
         own = self._walls.get(self.node)
         if own and most - least <= NEAR_MS and least <= own[-1][1] + ahead_ms <= most:
             return own[-1][1] + ahead_ms
@@ -168,8 +172,8 @@ class ClusterClock:
         self._anchor(max(least, min(most, offset_ms)) + mono * 1000.0, mono)
 
     def _learn(self, least: float, most: float, ahead_ms: int, mono: float) -> bool:
-        """Set the clock to the likeliest value of the range that the bounds of all peers share, once that range is
-        narrow or `_LEARN_S` has passed. Bounds wider than the skew bound do not count, because this node may lead next.
+        """Set the clock to the likeliest value within the bounds that all peers have in common, once these bounds are
+        narrow or `_LEARN_S` has passed. Bounds wider than the skew bound are ignored, because this node may lead next.
         Returns whether the clock is ready."""
         if most - least > self.skew_ms:
             return False
@@ -190,7 +194,7 @@ class ClusterClock:
         }
 
     def _agreed(self, mono: float) -> float | None:
-        """The median of the largest set of wall clocks that agree, if the set is a majority."""
+        """Median of the largest set of wall clocks that agree; None if the set is no majority."""
         offsets = sorted(self._offsets(mono).values())
         best: list[float] = []
         last = 0
@@ -223,8 +227,9 @@ class ClusterClock:
         if agreed is None:
             return
         if agreed < self._floor:
-            # The time agreed on is before the last stamped time. Stamp nothing until the wall clocks have caught up:
-            # cluster time cannot run backwards, and a clock that stands still and then jumps would end delays early.
+            # The agreed time is before the last stamped time. Do not set the clock before the wall clocks have caught
+            # up: cluster time cannot run backwards, and a clock that stands still and then jumps would end delays
+            # early.
             self.alarms.add("behind_checkpoint")
             return
         self._anchor(agreed, mono)

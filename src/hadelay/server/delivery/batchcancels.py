@@ -15,9 +15,10 @@ from hadelay.server.delivery.term import Term
 
 Rows = list[tuple[bytes, bytes]]
 
-#: Pauses after a step, and after a step that failed, in seconds: leave the log to commands whose clients wait.
+#: Pauses after a step, and after a step that failed, in seconds: between steps, the log is free for commands whose
+#: clients wait.
 _PAUSE_S, _RETRY_S = 0.02, 0.5
-#: Number of rows of table `batchof` that are read at once. Each row has the members among 256 entries.
+#: Number of rows of table `batchof` that are read at once. A row names the members of a batch among 256 entries.
 _ROWS = 8
 
 
@@ -28,10 +29,11 @@ class BatchCancels:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._idle = True
-        #: Number of BATCH_CANCELs that were applied before the search began, whose batches take no further member.
+        #: Number of BATCH_CANCELs that were applied before the search began; the batches that they cancelled accept no
+        #: more members.
         self._cancels = 0
-        #: Key of table `batchof` at which the search goes on, None at the end; ids found that no BATCH_STEP names yet;
-        #: and the running read, which goes on by one slice per turn of the loop.
+        #: Key of table `batchof` from which the search continues, None at the end; ids found that no BATCH_STEP has
+        #: named yet; and the running read, of which each turn of the event loop reads one slice.
         self._start: bytes | None = b""
         self._ids: list[int] = []
         self._read: Generator[None, None, Rows] | None = None
@@ -39,7 +41,8 @@ class BatchCancels:
         self.watch()
 
     def watch(self) -> None:
-        """Begin a search if the entries just applied cancelled a batch. Cheap enough to call after every entry."""
+        """Begin a search if the entries just applied cancelled a batch. It may be called after every entry, because it
+        costs little."""
         counts = self._ledger.batches
         if self._idle and counts.searched < counts.cancels:
             self._idle = False
@@ -53,7 +56,7 @@ class BatchCancels:
         self._alarm.at(self._term.runtime.monotonic() + seconds)
 
     def _look(self) -> None:
-        """Propose a step if enough ids for it are found; otherwise read one more slice."""
+        """Propose a step if enough ids were found for a step; otherwise read one more slice."""
         if len(self._ids) >= MAX_STEP or self._start is None:
             self._step()
             return

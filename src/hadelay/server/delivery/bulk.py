@@ -28,15 +28,17 @@ from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_reco
 #: Pauses after a step of a job, in seconds: usually; while commits take more than twice as long as before the job; and
 #: after a step that failed.
 _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
-#: Pause in seconds before the next look at jobs that all wait for their rates, or for disk space.
+#: Pause, in seconds, before jobs are looked at again that all wait: for their rates, or for disk space.
 _LOOK_S = 0.1
-#: Actions that copy no records. The others wait while a node has too little disk space.
+#: Actions that copy no records, so that they need no disk space; jobs with other actions wait while a node has too
+#: little of it.
 _FREES = ("cancel", "delete_dead")
 #: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0
-#: Duration of a step, in seconds, of a job with a rate: the step has at most rate × this number of messages.
+#: Time in seconds for which a step of a job with a rate lasts: a step has at most rate × this number of messages.
 _RATE_S = 0.25
-#: Limits of records that are read at once: number, and bytes. Their checksums are verified on the loop.
+#: Limits of records that are read at once: number, and bytes. The event loop verifies their checksums, which takes
+#: time.
 _READ, _READ_BYTES = 256, 1 << 20
 
 
@@ -46,7 +48,7 @@ class Work:
     def __init__(self, job: BulkJob, scan: JobScan, most: int) -> None:
         """most: limit of messages in a step."""
         self.job, self.scan, self._most = job, scan, most
-        #: Position in the job's scan behind the last step that was proposed.
+        #: Scan position after the last proposed step: the job's cursor once that step is applied.
         self.expected: JobCursor = job.cursor
         #: Messages to propose, in the order of the scan: (hour, INDEX rows).
         self.found: list[tuple[int, Rows]] = []
@@ -68,11 +70,11 @@ class Work:
 
     @property
     def ready(self) -> bool:
-        """Whether the messages found fill a step, or are the last of the job."""
+        """Whether enough messages were found for a full step, or all that are left of the job."""
         return self.count >= self.limit or self.bytes >= MAX_MOVED_BYTES or self.scan.cursor == LAST
 
     def take(self) -> tuple[JobCursor, list[int]]:
-        """Take messages for the next step of the job: (cursor behind the last of them, their ids)."""
+        """Take the messages of the job's next step. Returns (scan position after the last of them, their ids)."""
         ids: list[int] = []
         room = MAX_MOVED_BYTES
         while self.found and len(ids) < self.limit and room > 0:
@@ -91,7 +93,7 @@ class Work:
         return self.scan.cursor, ids
 
     def _named(self, hour: int, rows: Rows) -> list[int]:
-        """Ids of messages; a fill names the entries (jobcommands.JobStep)."""
+        """Ids of messages as a step names them; for a fill, the ids of their entries (jobcommands.JobStep)."""
         if self.job.spec.action == "fill":
             return [pack_id(0, hour, index) for index in rows["index"].tolist()]
         ids: list[int] = rows["first_id"].tolist()
@@ -116,7 +118,8 @@ class BulkRunner:
         self._term, self._ledger, self._reader, self._has_space = term, term.ledger, reader, has_space
         self._commit_ms, self._counts, self._most = commit_ms, counts, min(max(most, 1), MAX_STEP)
         self._works: dict[int, Work] = {}
-        #: Number of the job that had the last turn, also if it found nothing: a long search holds up no other job.
+        #: Number of the job that had the last turn, even if it found nothing: so a job with a long search does not stop
+        #: the others.
         self._last = 0
         #: Number of bulk jobs that were ever begun, as noted when no job was running. A higher number in the ledger
         #: shows a new job. -1 while jobs run.
@@ -128,7 +131,8 @@ class BulkRunner:
         self._rest(0.0)
 
     def watch(self) -> None:
-        """Wake the runner if the entries just applied have begun a job. Cheap enough to call after every entry."""
+        """Wake the runner if the entries just applied have begun a job. It may be called after every entry, because it
+        costs little."""
         if 0 <= self._seen < self._ledger.jobs_begun:
             self._before_ms = self._commit_ms()
             self._rest(0.0)
@@ -162,7 +166,8 @@ class BulkRunner:
         work = self._works.get(job.number)
         if work is None or work.expected != job.cursor:
             scan = JobScan(self._ledger, job.spec, job.topics, job.began_ms, job.cursor)
-            # With subscriptions, the client key of each deleted letter costs reads of the index.
+            # With subscriptions, deleting a dead letter costs reads of the index for its client key: take fewer
+            # messages per step.
             costly = job.spec.action == "delete_dead" and self._ledger.topics.subscriptions
             work = self._works[job.number] = Work(job, scan, max(self._most // 4, 1) if costly else self._most)
         return work
@@ -193,8 +198,7 @@ class BulkRunner:
         self._reader.repair(damage, mended)
 
     def _filter(self, work: Work, hour: int, rows: Rows) -> None:
-        """Add those of the rows to `work` whose records match the job's filter; reads some hundred records at a
-        time."""
+        """Add to `work` those rows whose records match the job's filter; reads some hundred records at a time."""
         fits = min(_READ, fitting(rows["size"], _READ_BYTES))
         some, rest = rows[:fits], rows[fits:]
         self._busy = True
@@ -204,7 +208,7 @@ class BulkRunner:
             if self._term.over:
                 return
             spec = work.job.spec
-            # A record that no node has a good copy of cannot be compared with the filter: its message stays as it is.
+            # If no node has a good copy of a record, it cannot be compared with the filter: its message stays as it is.
             which = [record is not None and passes(spec, split_record(record)[0]) for record in records]
             work.add(hour, some[np.array(which, np.bool_)])
             if len(rest):

@@ -23,11 +23,11 @@ class CursorKeeper:
     def __init__(
         self, term: Term, core: Dispatcher, settled: Callable[[], None], unrecorded: Callable[[], int | None]
     ) -> None:
-        """settled: called when a proposal of the cursor was committed or has failed. unrecorded: the second of the
-        cursor at the oldest hand-out whose grant is not committed; None if all are."""
+        """settled: called when a proposal of the cursor was committed or has failed. unrecorded: returns the second
+        that the cursor had at the oldest hand-out whose grant is not committed; None if all grants are."""
         self._term, self._core, self._settled, self._unrecorded = term, core, settled, unrecorded
         self._alarm = term.alarm(self.send)
-        #: The cursor as of the last turn of the delivery loop, as proposed last, and as committed last.
+        #: The cursor as of the last turn of the delivery loop, as last proposed, and as last committed.
         self._seen = self._proposed = self._sent = core.cursor
         #: True while a proposal of the cursor is under way.
         self.busy = False
@@ -43,19 +43,19 @@ class CursorKeeper:
 
     @property
     def second(self) -> int:
-        """Second of the cursor, since 1970; at least that of every cursor that was proposed."""
+        """Second of the cursor, since 1970; no earlier than that of any proposed cursor."""
         return _second(max(self._core.cursor, self._proposed))
 
     def watch(self) -> None:
         """Look at the cursor after a turn of the delivery loop, which alone moves it. If it has changed, propose it at
-        the interval's end, unless a batch takes it before."""
+        the interval's end, unless a batch takes it along before."""
         self._seen = self._core.cursor
         if not self.busy and self.changed:
             self._alarm.at(self._term.runtime.monotonic() + self._term.config.dispatch.interval_ms / 1000)
 
     def ride(self) -> tuple[bytes, Done] | None:
-        """The cursor as a command for the batch that closes now; None if the cursor has not changed, or a proposal of
-        it is under way."""
+        """The cursor as a command to write with the batch that closes now; None if the cursor has not changed, or a
+        proposal of it is under way."""
         return None if self.busy or not self.changed else self._command()
 
     def send(self) -> None:

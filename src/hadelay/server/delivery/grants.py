@@ -27,10 +27,11 @@ from hadelay.ledger.topics.topics import by_topic
 from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.term import Term
 
-#: Repairs damaged bytes of a file, then calls the function with these bytes; with None if no node has a good copy.
+#: Function that repairs damaged bytes of a file, then calls its second argument with the good bytes; with None if no
+#: node has a good copy.
 Repair = Callable[[DamagedFile, Callable[[bytes | None], None]], None]
-#: Error of a receive that repeats the request id of another receive but names other topics: its answer could show
-#: messages that the consumer may not see.
+#: Error of a receive that repeats the request id of another receive but names other topics. Answering it could show the
+#: consumer messages that it may not see.
 _OTHER_TOPICS = "an unfinished receive of this consumer with this request_id names other topics: use a new request_id"
 
 
@@ -39,7 +40,8 @@ class Unrecorded(NamedTuple):
 
     #: Monotonic time of the hand-out.
     mono: float
-    #: Second of the dispatch cursor at the hand-out, since 1970: all of its messages are due from there on.
+    #: Second of the dispatch cursor at the hand-out, since 1970: no message of the hand-out is due in an earlier
+    #: second.
     second: int
 
 
@@ -57,12 +59,12 @@ class Grants:
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery, self._repair = turn_soon, on_delivery, repair
         self.waiting = core.waiting
-        #: Open polls by {consumer, request_id}: polls that wait, or whose grant is under way, even if their consumer
-        #: has hung up since.
+        #: Open polls by {consumer, request_id}: polls that wait, and polls whose grant is under way, even if the
+        #: consumer has hung up meanwhile.
         self._requests: dict[tuple[str, bytes], Poll] = {}
-        #: Poll whose grant is under way → repeated poll that gets the answer instead.
+        #: Poll whose grant is under way → its repetition by the consumer, which gets the answer instead.
         self._successors: dict[Poll, Poll] = {}
-        #: Deliveries granted ahead of their due time.
+        #: Deliveries that were granted ahead of their due time, and wait for it.
         self.deferred = DeferredDeliveries(term, self._check_quiet)
         self.cursor = CursorKeeper(term, core, self.changed, self._unrecorded_from)
         #: Number of the last grant in this term.
@@ -70,18 +72,18 @@ class Grants:
         #: Offers (messages chosen for a poll) whose grants are proposed and not decided yet, by the number of the
         #: grant.
         self.offers: dict[int, Offer] = {}
-        #: Interval mode: hand-outs whose grants are not committed yet, by the number of the grant, oldest first.
+        #: Interval mode: hand-outs whose grants are not committed yet, by the number of the grant, the oldest first.
         self.unrecorded: dict[int, Unrecorded] = {}
         #: Polls that have messages, but wait until the leases of these messages are renewed.
         self._renewing: set[Poll] = set()
-        #: Whether a planned transfer of leadership has stopped hand-outs; and callback to call once the dispatch state
-        #: is committed.
+        #: Whether a planned transfer of leadership has stopped hand-outs; and the callback for the moment when the
+        #: dispatch state is committed.
         self.holding = False
         self._quiet: Callable[[], None] | None = None
         self._cursor_tried = False
 
     def stop(self) -> None:
-        """Answer every poll with an error, because the term is over."""
+        """Answer every open poll with an error, because the leader's term is over."""
         asked = [*(offer.poll for offer in self.offers.values()), *self._renewing, *self.deferred.polls()]
         unanswered = [poll for poll in map(self.current, asked) if poll.phase == PROPOSED]
         self.deferred.stop()
@@ -94,8 +96,8 @@ class Grants:
             self._quiet()
 
     def _unrecorded_from(self) -> int | None:
-        """Second of the dispatch cursor at the time of the oldest hand-out that is not recorded; None if all hand-outs
-        are recorded."""
+        """Second that the dispatch cursor had at the oldest hand-out whose grant is not committed; None if all grants
+        are committed."""
         return next((one.second for one in self.unrecorded.values()), None)
 
     def changed(self) -> None:
@@ -105,13 +107,13 @@ class Grants:
         self.turn_soon()
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
-        """Let the poll wait for messages. first: put the poll at the head of the line."""
+        """Let the poll wait for messages. first: put the poll at the head of its queues."""
         poll.phase = WAITING
         self.waiting.wait(poll, first=first)
 
     def is_repeated(self, poll: Poll) -> bool:
-        """Handle an idempotent receive: a poll with the {consumer, request_id} of an earlier poll replaces the earlier
-        poll, or gets the messages granted to it. True if nothing is left to do for the poll now."""
+        """Handle an idempotent receive: a poll with the {consumer, request_id} of an earlier poll replaces that poll,
+        or gets the messages that were granted to it. True if the caller has nothing left to do for the poll."""
         before = self._requests.get((poll.consumer, poll.request_id))
         if before is not None and self._names_others(poll, set(before.topics)):
             return True
@@ -150,7 +152,7 @@ class Grants:
         poll.phase = PROPOSED
 
     def current(self, poll: Poll) -> Poll:
-        """Return the poll, or the repeated poll that replaced it while the grant was under way."""
+        """Return the poll, or the repetition that replaced it while its grant was under way."""
         while poll in self._successors:
             poll = self._successors.pop(poll)
         return poll
@@ -164,8 +166,8 @@ class Grants:
         return True
 
     def wait_on(self, poll: Poll) -> None:
-        """Continue a poll whose grant has failed: the poll waits again as the next in line, or gets an empty answer if
-        its waiting time is over."""
+        """Continue a poll whose grant has failed: the poll waits again, at the head of its queues, or gets an empty
+        answer if its waiting time is over."""
         if poll.phase == DONE:
             return
         if poll.deadline <= self.term.runtime.monotonic():
@@ -189,8 +191,8 @@ class Grants:
         return deadline
 
     def cancel(self, poll: Poll) -> None:
-        """Withdraw a poll whose consumer has hung up. While its grant is being committed, a repetition of the receive
-        gets the messages: else nobody would until the end of the lease."""
+        """Withdraw a poll whose consumer has hung up. If its grant is being committed, keep the poll open: a repetition
+        of the receive can then get the messages, which otherwise nobody gets until their lease ends."""
         if poll.phase == PROPOSED and self._is_offered(poll):
             poll.phase = DONE
             return
@@ -199,17 +201,17 @@ class Grants:
         self._close(poll)
 
     def _is_offered(self, poll: Poll) -> bool:
-        """Whether the decision about an offer answers the poll, or would if its consumer had not hung up."""
+        """Whether the outcome of an offer is the answer to the poll (or would be, if its consumer had not hung up)."""
         return any(self._last(offer.poll) is poll for offer in self.offers.values())
 
     def _last(self, poll: Poll) -> Poll:
-        """The poll that `current` would return; but keeps the table of successors as it is."""
+        """The poll that `current` would return, without changing the table of successors."""
         while poll in self._successors:
             poll = self._successors[poll]
         return poll
 
     def decided(self, offer: Offer) -> Poll:
-        """The poll that gets the answer about an offer whose grant is decided."""
+        """The poll that gets the answer after the outcome of the offer's grant is known."""
         poll = self.current(offer.poll)
         if poll.phase == DONE:
             self._close(poll)
@@ -227,7 +229,7 @@ class Grants:
             del self._requests[key]
 
     def grant(self, offer: Offer, now_ms: int, *, handed: bool) -> bytes:
-        """Encode the command for a new grant of the offer. handed: the messages are handed out already."""
+        """Encode the command for a new grant of the offer. handed: whether the messages are handed out already."""
         offer.seq = self._next_seq()
         self.offers[offer.seq] = offer
         ahead_ms = max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms)
@@ -259,7 +261,7 @@ class Grants:
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out the messages of a grant for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # phase DONE of a poll: its consumer has hung up, so the granted leases run out unused
+        if poll.phase != DONE:  # DONE: the consumer has hung up, so the granted leases end unused
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
@@ -267,16 +269,16 @@ class Grants:
         """Answer the poll, or the repeated poll that replaced it while the delivery was deferred."""
         poll = self.current(poll)
         if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
-            # Too little of the lease is left, because the commit took long or this process slept, and another consumer
-            # may have the messages by now: renew the whole lease before answering.
+            # The commit took long or this process slept, so too little of the lease is left, and another consumer may
+            # have the messages by now: renew the whole lease before answering.
             self.hand_out_again(poll, (delivery.term, delivery.seq), delivery)
         else:
             self.answer(poll, delivery)
         self._check_quiet()
 
     def hand_out_again(self, poll: Poll, key: tuple[int, int], first: Delivery | None = None) -> None:
-        """Answer a poll from an existing grant: extend the grant's leases, which also proves that this node still
-        leads, and hand out those messages that are still leased. first: delivery of the grant that no poll got."""
+        """Answer a poll from an existing grant: extend its leases, which also proves that this node still leads, and
+        hand out the messages that are still leased. first: delivery of this grant that no poll has got yet."""
         grant = self.ledger.grants.get(key)
         if grant is None or poll.phase == DONE:
             self.wait_on(poll)
@@ -295,7 +297,7 @@ class Grants:
                 self._repair(damage, partial(self._repaired, poll, key, damage))
             return
         self._renewing.add(poll)
-        # A lease counts from the time at which its messages can be handed out, as in a new grant.
+        # The lease begins when its messages may be handed out, as in a new grant.
         ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self.term.now())
         command = encode_extend(self.term.config.node.name, leases, poll.lease_ms + ahead_ms)
         self.term.propose(command, partial(self._renewed, poll, delivery))
@@ -330,7 +332,7 @@ class Grants:
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         self.holding, self._quiet = True, done
-        # Propose the cursor in parallel with the last grants: a proposal after them would take another commit.
+        # Propose the cursor together with the last grants: a proposal after them would take another commit.
         self._send_cursor()
         self._check_quiet()
 
@@ -348,8 +350,8 @@ class Grants:
 
     def _send_cursor(self) -> bool:
         """Propose the dispatch cursor if it has changed, at most once per planned transfer of leadership; returns
-        whether it was proposed. The next leader looks for due messages from the cursor on: a cursor that is a little
-        behind makes this search longer, and loses nothing."""
+        whether it was proposed. The next leader looks for due messages from the cursor on: if the cursor is a little
+        behind, its search takes longer, but nothing is lost."""
         if self.cursor.busy or self._cursor_tried or not self.cursor.changed:
             return False
         self._cursor_tried = True
@@ -358,8 +360,8 @@ class Grants:
 
 
 def _again(grant: OpenGrant, store: HourStore, first: Delivery | None) -> tuple[Delivery, NDArray[np.void]]:
-    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages. They are
-    marked as redelivered. If `first` is given, a delivery that no poll got, they keep the marks of that delivery."""
+    """Delivery of the messages of a grant that are still leased, and LEASE rows of these messages. first: a delivery
+    that no poll got. Its marks of redelivery are kept; without it, all messages are marked as redelivered."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     leased = grant.rows[positions]
     rows = np.zeros(len(leased), INDEX)
@@ -387,7 +389,7 @@ def _again(grant: OpenGrant, store: HourStore, first: Delivery | None) -> tuple[
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """A deferred delivery, or a callback that waits for earlier deliveries (`poll` is None)."""
+    """A deferred delivery; or, if `poll` is None, a callback that waits for earlier deliveries."""
 
     poll: Poll | None
     #: Called with the cluster time once the item is due.
@@ -395,13 +397,14 @@ class _Item:
 
 
 class DeferredDeliveries:
-    """Answers with messages granted ahead of their due time: each answer waits until its last message is due."""
+    """Answers to polls with messages granted ahead of their due time: each answer waits until its last message is
+    due."""
 
     def __init__(self, term: Term, released: Callable[[], None]) -> None:
         """released: called when the last waiting delivery or callback was released."""
         self._term, self._alarm, self._released = term, term.alarm(self._ring), released
         self._waiting: Deadlines[_Item] = Deadlines()
-        #: Latest due time of all deliveries so far, in Unix ms.
+        #: Latest due time of the deliveries deferred so far, in Unix ms.
         self._last_ms = 0
 
     def __len__(self) -> int:
@@ -421,7 +424,7 @@ class DeferredDeliveries:
         self._arm()
 
     def when_released(self, done: Callable[[], None]) -> None:
-        """Call done() once all deliveries that are deferred now were released; at once if no delivery is deferred."""
+        """Call done() once all presently deferred deliveries are released; at once if there are none."""
         if self._waiting:
             self._waiting.set(_Item(None, lambda now_ms: done()), self._last_ms)
         else:

@@ -9,11 +9,11 @@ from hadelay.server.delivery.term import Term
 
 log = logging.getLogger(__name__)
 
-#: Limit of groups per step, about a millisecond, and pause between two steps of a walk, in seconds.
+#: Limit of groups per step of a walk, which then takes about a millisecond; and pause between two steps, in seconds.
 _GROUPS, _PAUSE_S = 32, 0.05
-#: Limit of groups per walk that the log names.
+#: Limit of groups that one walk names in the log.
 _NAMED = 10
-#: Stands for all topics together, in place of a topic number.
+#: Stands for all topics together where a topic number is expected.
 ALL = -1
 
 
@@ -22,15 +22,16 @@ class GroupWalk:
 
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
-        #: Topic number → key of the group in which a message waits longest, by the present walk and by the last one.
+        #: Topic number → key of the group in which a message waits longest: found so far by the present walk, and by
+        #: the last walk.
         self._found: dict[int, bytes] = {}
         self._before: dict[int, bytes] = {}
-        #: Number of groups that violate Rule G, by the present walk and by the last one.
+        #: Number of groups that violate Rule G: found so far by the present walk, and by the last walk.
         self._wrong = self._wrong_before = 0
         self._at, self._alarm = b"", term.alarm(self._step)
 
     def wake(self) -> None:
-        """Called with every sweep: begin a walk unless one is under way."""
+        """Called with every sweep: begin a walk, unless a walk is under way."""
         if not self._at:
             self._step()
 
@@ -40,7 +41,7 @@ class GroupWalk:
         return max(self._wrong, self._wrong_before)
 
     def waits_since_ms(self, number: int = ALL) -> int:
-        """Unix ms since when a due message of the topic waits behind its group; 0 if none is known to wait."""
+        """Time in Unix ms since which a due message of the topic waits behind its group; 0 if the walks found none."""
         wait = self.longest(number)
         return 0 if wait is None else wait.since_ms
 
@@ -52,7 +53,7 @@ class GroupWalk:
         return min(due, key=lambda wait: wait.since_ms, default=None)
 
     def longest_of_topics(self, most: int) -> list[bytes]:
-        """Keys of the groups in which a message waits longest, of at most `most` topics."""
+        """Keys of at most `most` groups: for each topic, the group in which a message waits longest."""
         found = {**self._before, **self._found}
         return [key for number, key in found.items() if number != ALL][:most]
 
@@ -78,7 +79,7 @@ class GroupWalk:
         number, _, group = GROUP_KEY.unpack(key)
         for each in (number, ALL):
             best = self._found.get(each)
-            # The group found may have changed since the walk passed it: look at this group again.
+            # The group found earlier may have changed since the walk passed it, so its wait is read anew.
             if best is None or not 0 < self._since_ms(best) <= wait.since_ms:
                 self._found[each] = key
         if wait.fault:

@@ -1,4 +1,4 @@
-"""Lateness of hand-outs, the part of the lateness that the cluster causes, and the delay of the leader's answers."""
+"""Lateness of hand-outs; the part of it that the cluster itself causes; and the delay of the leader's answers."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -26,18 +26,18 @@ _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: Bucket bounds of the histogram hadelay_handout_delay_seconds.
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Tolerance: ended grants are forgotten once more grants are remembered than 2 × (grants with open leases) + this
-#: number.
+#: Tolerance, as a number of grants: ended grants are forgotten once more grants are remembered than 2 × (grants with
+#: open leases) + this number.
 _SPARE = 1_024
-#: Window of a topic's recent lateness, in minutes, this minute included.
+#: Number of minutes, the present minute included, over which a topic's recent lateness is computed.
 RECENT_MINUTES = 5
 
 Counts = NDArray[np.int64]
 
 
 class Late(NamedTuple):
-    """Count of messages that were handed out, and their lateness in ms. Quantiles are of the nearest rank, at most
-    0.8 % too high; the maximum is exact."""
+    """Number of messages that were handed out, and quantiles of their lateness in ms. Quantiles are of the nearest rank
+    and at most 0.8 % too high; the maximum is exact."""
 
     messages: int
     p50_ms: int
@@ -88,7 +88,7 @@ class LatenessCounts:
         return dict.fromkeys(chain.from_iterable(self._minutes.values()))
 
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
-        """Lateness of the last minutes by topic number, of `numbers` or of all topics with hand-outs."""
+        """Lateness over the last minutes, by topic number. numbers: the topics; None: all topics with hand-outs."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
         wanted = self.topics(now_ms) if numbers is None else numbers
@@ -118,8 +118,8 @@ class LatenessCounts:
 
 
 class Delays:
-    """The cluster's own part of the lateness: how long a message was due while a receive waited for it. Lateness is
-    also large when no consumer asks."""
+    """The cluster's own part of the lateness: the time for which a message was due while a receive waited for it. (The
+    lateness itself is also large when no consumer asks.)"""
 
     def __init__(self) -> None:
         self.histogram = Histogram.of(_DELAYS_S)
@@ -149,7 +149,7 @@ class HandoutDelays:
         #: Histogram of hand-out delays over all terms that this node led.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
         #: (term, number) of a grant → for each of its messages, cluster time at which the answer was written; 0: not
-        #: yet.
+        #: written yet.
         self._at: dict[tuple[int, int], list[int]] = {}
 
     def forget(self) -> None:
@@ -158,14 +158,15 @@ class HandoutDelays:
     def answered(
         self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
-        """Note that the messages at `positions` of the grant `key` were handed out. due_ms: their latest due time."""
+        """Note that the messages at `positions` of the grant `key` were handed out. due_ms: latest due time of these
+        messages."""
         known = self._at.setdefault(key, [])
         known.extend([0] * (int(positions.max()) + 1 - len(known)))
         for position in positions.tolist():
             known[position] = now_ms
         grant = ledger.grants.get(key)
         if grant is not None:
-            # A message granted ahead of its due time was not handed out before that time.
+            # A message that was granted ahead of its due time counts as handed out at its due time.
             waited_ms = max(0, now_ms - max(grant.granted_at_ms, due_ms))
             self.histogram.observe(waited_ms / 1000, len(positions))
         if len(self._at) > 2 * len(ledger.grants) + _SPARE:
@@ -182,22 +183,24 @@ class HandoutDelays:
             at = self._at.get(key)
             if at is not None and position < len(at) and at[position]:
                 grant = ledger.grants.get(key)
-                # Interval mode hands out before the commit: the grant may not be applied yet.
+                # In interval mode, messages are handed out before their grant is committed, so the grant may be missing
+                # here.
                 delay_ms = 0 if grant is None else at[position] - grant.granted_at_ms
                 delays[n], known = min(max(0, delay_ms), NONE32 - 1), True
         return delays if known else None
 
     def settling(self, ledger: Ledger, command: bytes) -> bytes:
-        """Add the hand-out delays, which this leader alone knows, to a SETTLE that another node sent to it, so that all
-        replicas record them. Every other command stays as it is."""
+        """If the command is a SETTLE from another node, add the hand-out delays, which only this leader knows, so that
+        all replicas record them. Returns the command; any other command is unchanged."""
         leases = leases_in(command)
         delays = None if leases is None else self.delays_of(ledger, leases)
         return command if delays is None else with_delays(command, delays)
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:
-    """Quantiles of the lateness of several topics. owners: for each count, the topic's position (0, 1, 2, …). Returns
-    columns with a value per topic: number of messages, p50, p99, and maximum. Quantiles are of the nearest rank."""
+    """Quantiles of the lateness of several topics. owners: position (0, 1, 2, …) of the topic to which each count
+    belongs. Returns columns with a value per topic: number of messages, p50, p99, and maximum. Quantiles are of the
+    nearest rank."""
     order = np.lexsort((code, owners))
     sums = count[order].cumsum()
     ends = sums[np.searchsorted(owners, np.arange(len(largest)), "right") - 1]

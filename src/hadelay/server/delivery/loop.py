@@ -43,11 +43,12 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Commands that may stop a topic's hand-outs; an AUDITED command may contain another of these commands.
+#: Commands that may stop a topic's hand-outs. AUDITED is among them, because it may contain one of the others.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
-#: Longest sleep between two turns of the loop, in seconds: timers have limits, and one turn per hour costs nothing.
+#: Longest sleep between two turns of the loop, in seconds: timers cannot run for any length, and one turn per hour
+#: costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
-#: Limit of slices of the index that one run of the sweeper checks; the sweeper searches for due messages that were
+#: Limit of slices of the index that one run of the sweeper checks. The sweeper looks for due messages that were
 #: forgotten.
 _SWEEP_SLICES = 16
 
@@ -71,10 +72,10 @@ class DeliveryLoop:
         on_take_over: Callable[[TakeOver], None] = lambda taken: None,
     ) -> None:
         """on_damage(hour, index, problem): called when the linked list of one second's index entries is broken at entry
-        `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
-        interval mode). reader: reads records for bulk jobs that filter by tags or keys, and repairs damaged entries.
-        has_space: whether every node has room for more messages. on_take_over: called once per term, when all messages
-        that fell due before this node led are found."""
+        `index`; after the repair call `repaired(hour)`. has_leader_lease: whether it is certain that no other node
+        leads yet (for interval mode). reader: reads records for bulk jobs that filter by tags or keys, and repairs
+        damaged entries. has_space: whether every node has room for more messages. on_take_over: called once per term,
+        when all messages that fell due before this node led are found."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self._read_ahead = has_leader_lease, read_ahead
@@ -83,9 +84,10 @@ class DeliveryLoop:
         self._reader, self.has_space, self.on_take_over = reader, has_space, on_take_over
         self.handed_out = 0
         self.damaged_links = 0
-        #: Number of times that the sweeper found the localIndex of the dispatch cursor wrong: a bug if it is not 0.
+        #: Number of times that the sweeper found a wrong localIndex in the dispatch cursor. Any number but 0 shows a
+        #: bug.
         self.wrong_cursors = 0
-        #: Number of messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
+        #: Number of messages that bulk jobs have handled, by outcome (ledger.bulkjob.JOB_COUNTS).
         self.bulk_counts: Counter[str] = Counter()
         self.lateness = LatenessCounts()
         self.askers = Askers()
@@ -124,8 +126,8 @@ class DeliveryLoop:
         repair = None if self._reader is None else self._reader.repair
         self._grants = Grants(term, core, self._turn_soon, self._delivered, repair)
         self._handout = self._make_handout(self._grants)
-        #: LeaseExpiry covers grants whose proposal had an unknown outcome, too: such a grant may be committed later,
-        #: and its leases have to run out.
+        #: LeaseExpiry also covers grants whose proposal had an unknown outcome: such a grant may be committed later,
+        #: and then its leases have to end.
         self._expiry = LeaseExpiry(term, term.now() + self.config.limits.max_clock_skew_ms)
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
@@ -144,7 +146,8 @@ class DeliveryLoop:
             grouped = self.ledger.topics.grouping
             if not grouped:
                 return IntervalHandout(grants, self._latency, lambda: self.has_leader_lease())
-            # The mode was changed after the setting was made. A crash in interval mode would break its promise.
+            # The nodes' mode was changed to interval after the topic got group_concurrency. Hand out in commit mode: a
+            # crash in interval mode would break the promise of the setting.
             log.error(
                 "groups_need_commit_mode",
                 extra={"topic": self.ledger.topics[min(grouped)].name, "topics": len(grouped)},
@@ -165,14 +168,14 @@ class DeliveryLoop:
         grants.stop()
 
     def clock_changed(self) -> None:
-        """Set the timers again, because the cluster clock was slewed."""
+        """Set the timers again, because the cluster clock has changed."""
         if self._grants is not None:
             self._due.cancel()
             self._grants.deferred.clock_changed()
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
-        """Read the damaged linked lists of the hour's index entries again (one list per second), because the entries
+        """Read the damaged linked lists of index entries of the hour again (one list per second), because the entries
         were repaired."""
         if self._grants is not None:
             self._grants.core.repaired(hour)
@@ -187,7 +190,7 @@ class DeliveryLoop:
         return self.clock.read(self.runtime.monotonic())
 
     def poll(self, poll: Poll) -> None:
-        """Take a poll of a consumer, on the leader. On another node the poll gets done(None, NoLeader) at once."""
+        """Handle a poll of a consumer. If this node does not lead, the poll gets done(None, NoLeader) at once."""
         grants = self._grants
         if grants is None:
             poll.phase = DONE
@@ -205,13 +208,13 @@ class DeliveryLoop:
             self._turn_soon()
 
     def consumers(self, topic: str) -> list[tuple[str, int, str, bool]]:
-        """(name, cluster time of the last receive, node that relayed it or "", whether a receive waits) of consumers of
-        a topic."""
+        """Consumers of a topic: (name, cluster time of the last receive, node that relayed it or "", whether a receive
+        waits now)."""
         waiting = set() if self._grants is None else self._grants.waiting.consumers(topic)
         return [(name, *asked, name in waiting) for name, asked in self.askers.of(topic).items()]
 
     def all_consumers(self) -> list[tuple[str, int, str, bool, list[str]]]:
-        """As `consumers`, of all topics, and the topics that the consumer asked for."""
+        """Consumers of all topics: the fields of `consumers`, and the topics that the consumer asked for."""
         waiting = set() if self._grants is None else self._grants.waiting.all_consumers()
         return [
             (name, at_ms, node, name in waiting, topics) for name, (at_ms, node, topics) in self.askers.all().items()
@@ -236,7 +239,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # hand-outs stop during a planned transfer; the next leader continues where they stopped
+            return  # a planned transfer of leadership has stopped hand-outs; the next leader continues them
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -265,7 +268,7 @@ class DeliveryLoop:
             self.on_take_over(taken)
 
     def riding_cursor(self) -> tuple[bytes, Done] | None:
-        """The dispatch cursor as a command for a batch that is written anyway; None if it need not be replicated."""
+        """The dispatch cursor as a command to write with a batch; None if it need not be replicated now."""
         return None if self._grants is None else self._grants.cursor.ride()
 
     def _answer_late_polls(self, grants: Grants) -> None:
@@ -298,8 +301,9 @@ class DeliveryLoop:
         return is_limited(settings) or settings.group_concurrency is not None
 
     def in_order(self, command: bytes, done: Done) -> Done:
-        """Delay the answer to a command that may stop a topic's hand-outs (pause, purge, deletion) until the deferred
-        deliveries granted before are released: after the answer, no message of the topic is handed out."""
+        """Delay the answer to a command that may stop a topic's hand-outs (pause, purge, deletion) until deliveries
+        that were granted before, but are deferred, are released: after the answer, no message of the topic is handed
+        out."""
 
         def decided(result: Any, error: HadelayError | None) -> None:
             if self._grants is not None:
@@ -310,20 +314,23 @@ class DeliveryLoop:
         return decided if command[0] in _STOPPING else done
 
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
-        """Note that a grant's messages at `positions` were handed out now. due_ms: latest due time of these."""
+        """Note that the messages at `positions` of a grant were handed out now. due_ms: latest due time of these
+        messages."""
         if self._grants is not None and self._grants.term.number == term:
             self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
     def delays_of(self, leases: Rows) -> U32 | None:
-        """Hand-out delays that this leader knows of these leases (LEASE rows), see HandoutDelays; None: of none."""
+        """Hand-out delays of these leases (LEASE rows) as far as this leader knows them, see HandoutDelays; None: it
+        knows none."""
         return self.handout_delays.delays_of(self.ledger, leases) if self._grants is not None else None
 
     def settling(self, command: bytes) -> bytes:
-        """Add the hand-out delays that this leader knows to a settling command of another node."""
+        """Add the hand-out delays that this leader knows to a SETTLE command of another node; returns the command."""
         return self.handout_delays.settling(self.ledger, command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
-        """Call before proposing an ack, nack, extend or cancel: interval mode proposes its hand-outs first."""
+        """Call this before proposing an ack, nack, extend or cancel: in interval mode, the grants of all hand-outs are
+        proposed first."""
         if self._grants is not None and self._grants.term.record is not None:
             self._grants.term.record()
 
@@ -346,7 +353,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        # A turn advances a dispatcher that was paused: the sweep checks only seconds that the preload has passed.
+        # Run a turn first, in case the dispatcher was idle: the sweep checks only seconds that the preload has passed.
         self._turn_soon()
         core = self._grants.core
         before = core.scans.swept
@@ -362,7 +369,7 @@ class DeliveryLoop:
 
     def _recount(self, core: Dispatcher) -> None:
         """Check the dispatch cursor: compare its localIndex with a new count of the settled, leased, blocked and ready
-        entries of its second. A difference is a bug, and is logged as an error."""
+        entries of its second. A difference is a bug; it is counted, and logged as an error."""
         counted, (hour, second, local) = core.recount(), core.cursor
         if counted is not None and counted != local:
             self.wrong_cursors += 1
@@ -375,32 +382,34 @@ class DeliveryLoop:
         return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
-        """Number of hand-outs that a limit stopped, by the limit's name; under `filters`: polls refused by the limit of
-        filters."""
+        """Number of times that a limit stopped hand-outs, by the limit's name; under `filters`: number of polls that
+        the limit of filters refused."""
         now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
         return dict(self._throttled_before + now)
 
     def tag_checks(self) -> tuple[int, int]:
-        """Number of records read because their tag mask matched, and of those whose tags did not match."""
+        """Number of records read because their tag mask matched a filter, and number of these whose tags did not
+        match."""
         matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
     def schedule_delay_ms(self) -> int:
-        """Time, in ms, by which the schedule that is overdue the longest is late; 0 if none is late."""
+        """Delay, in ms, of the schedule that is overdue the longest; 0 if none is overdue."""
         return self._schedules.delay_ms() if self._grants is not None else 0
 
     def invalid_schedules(self) -> int:
-        """Number of schedules whose pattern or time zone this leader does not know."""
+        """Number of schedules that cannot fire, because this leader does not know their pattern or time zone."""
         return len(self.unknown_schedules)
 
     @property
     def unknown_schedules(self) -> Collection[str]:
-        """Names of the schedules whose pattern or time zone this leader does not know."""
+        """Names of the schedules that cannot fire, because this leader does not know their pattern or time zone."""
         return self._schedules.invalid if self._grants is not None else ()
 
     @property
     def unarchived(self) -> str:
-        """Why past hours stay on the disk, in words: the archive does not hold them; "" if none stays."""
+        """Reason in words why past hours stay on the disk: the archive does not have them; "" if none stays for this
+        reason."""
         return self._maintenance.unarchived if self._grants is not None else ""
 
     def waiting_polls(self) -> int:
@@ -427,8 +436,8 @@ class DeliveryLoop:
         return list({**dict.fromkeys(ready), **dict.fromkeys(self.lateness.topics(self._now()))})
 
     def topic_reports(self, numbers: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        """Of the topics `numbers`: topic number → number of ready messages, time at which the oldest fell due, and
-        recent lateness. Topics with neither are left out."""
+        """Reports of those of the topics `numbers` that have ready messages or recent hand-outs, by topic number:
+        number of ready messages, time at which the oldest fell due, and recent lateness."""
         ready, late = self.ready_counts(numbers), self.lateness.recent(self._now(), numbers)
         active = (number for number in numbers if number in ready or number in late)
         return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in active}

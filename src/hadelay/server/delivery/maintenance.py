@@ -26,27 +26,29 @@ Key = tuple[int, int]
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
-#: Tolerance: ended grants are dropped once more grants are remembered than 2 × (grants with open leases) + this number.
+#: Tolerance, as a number of grants: ended grants are dropped once more grants are remembered than 2 × (grants with open
+#: leases) + this number.
 _STALE = 1_024
-#: Limit of rows of table `ttl` read at once; and number of read rows after which TTL_EXPIRE is proposed even if no
-#: message expires, to remove the rows.
+#: Limit of rows of table `ttl` that are read at once; and number of rows of messages that no longer wait, after which
+#: TTL_EXPIRE is proposed only to remove these rows.
 _ROWS = 250
 _SILENT_ROWS = 500
-#: Pause between two reads of table `ttl`, in ms, so that messages expire together; expired ones are not granted.
+#: Pause between two reads of table `ttl`, in ms, so that one command expires many messages. Expired messages are not
+#: handed out meanwhile.
 _TTL_PAUSE_MS = 100
-#: Pause of the maintenance when it has nothing to do, in seconds.
+#: Pause of the maintenance, in seconds, when no work was found.
 _LOOK_S = 30.0
-#: Pause between two maintenance commands, in seconds: leaves the log to commands whose clients wait.
+#: Pause between two maintenance commands, in seconds: between them, the log is free for commands whose clients wait.
 _PAUSE_S = 0.02
 #: Pause between two slices of a redrive with a rate, in seconds.
 _RATE_PAUSE_S = 0.1
-#: Least age of an hour file that maintenance works on, in hours: younger hour files are still mapped into memory.
+#: Minimum age of an hour that maintenance works on, in hours: the files of younger hours are still mapped into memory.
 _HOURS_PAST = 2
-#: Validity, in seconds, of a proof that the archive holds an hour file.
+#: Time in seconds for which it counts as proven that the archive has the files of an hour.
 _PROOF_S = 60.0
-#: Limit of hour files that one check of the archive proves: so many files are deleted well before the proof expires.
+#: Limit of hours that one check of the archive proves: this number of hours is deleted well before the proofs expire.
 _PROOF_HOURS = 100
-#: Interval, in seconds, of log lines about hour files that are not deleted because the archive lacks them.
+#: Interval, in seconds, of log lines about hours that are not deleted because the archive lacks them.
 _LOG_S = 3600.0
 
 
@@ -61,7 +63,7 @@ class LeaseExpiry:
         self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
         self._leases: Deadlines[Key] = Deadlines()
         self._alarm = term.alarm(self._ring)
-        #: True while an EXPIRE is under way: two in one entry would exceed the limit of grants.
+        #: True while a proposed EXPIRE is undecided: two of them in one entry would exceed the limit of grants.
         self._proposed = False
         self._take_over(iter(list(self._ledger.grants)))
 
@@ -130,15 +132,15 @@ class TtlExpiry:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._alarm = term.alarm(self._look)
-        #: First key of table `ttl` to read: no row before this key belongs to a waiting message.
+        #: First key of table `ttl` to read; no row before this key belongs to a waiting message.
         self._start = self._ledger.ttl_from
         self._silent = 0
         self._rest_until_ms = 0
         self._look_at(ttl.first_ms(self._ledger, self._start))
 
     def filed(self, at_ms: int) -> None:
-        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Called when a message is
-        no longer leased whose row in `ttl` was skipped during the lease."""
+        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Apply reports this time
+        when a lease ends of a message whose row in `ttl` was skipped during the lease."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
@@ -161,7 +163,7 @@ class TtlExpiry:
 
     def _ended(self, result: Any, error: HadelayError | None) -> None:
         self._start, self._silent = self._ledger.ttl_from, 0
-        # Propose slices without a pause while expired rows are left: the log's speed is the limit.
+        # As long as expired rows are left, propose the next slice without a pause: only the speed of the log limits it.
         if error is None and isinstance(result, JobResult) and not result.done:
             self._rest_until_ms = 0
         self._look_at(self._term.now())
@@ -169,8 +171,8 @@ class TtlExpiry:
 
 class MaintenanceRunner:
     """Runs maintenance, slowly on purpose: moves the remaining messages of past hours, deletes hours past their
-    retention, settles messages of deleted or purged topics, ends batches, and redrives dead letters at their
-    rate. One object per term.
+    retention, settles messages of deleted or purged topics, ends batches, and redrives dead letters at their rate. One
+    object per term.
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
     where the ledger says. A cluster in which nothing changes gets no commands. If retention.archive is set, the leader
@@ -192,7 +194,8 @@ class MaintenanceRunner:
             self._gate.stop()
 
     def watch(self) -> None:
-        """Wake an idle runner if the entries just applied have brought work. Cheap enough to call after every entry."""
+        """Wake an idle runner if the entries just applied have brought work. It may be called after every entry,
+        because it costs little."""
         if self._idle and self._ledger.topics.with_work:
             self._rest(0.0)
         counts = self._ledger.batches
@@ -208,14 +211,14 @@ class MaintenanceRunner:
         self._pause_s, self._idle = _PAUSE_S, False
         command = next(self._next)
         if command is None:
-            # An unfinished redrive waits until its rate allows more messages.
+            # If a redrive is unfinished, it waits until its rate allows more messages, so look again soon.
             redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
             self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
             self._term.propose_behind(command, self._worked)
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
-        # Pause longer after an error or a refusal: a command repeated at once would be refused again.
+        # Pause longer after an error or a refusal: a command that is repeated at once would be refused again.
         self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
     def _rounds(self) -> Iterator[bytes | None]:
@@ -269,8 +272,8 @@ class MaintenanceRunner:
         return command
 
     def _kept_until_ms(self, hour: int) -> int:
-        """Time in Unix ms until which an hour file is kept: end of the longest retention of the topics whose messages
-        were settled in this hour."""
+        """Time in Unix ms until which an hour's files are kept: end of the longest retention of the topics whose
+        messages were settled in this hour."""
         last_ms, kept_ms = (hour + 1) * HOUR_MS, 0
         if (hour_state := self._ledger.hours.get(hour)) is not None:
             last_ms = max(last_ms, hour_state.settled_at_ms)
@@ -279,8 +282,8 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether the hour has entries that rolling forward (moving messages to a later hour) has not checked yet. The
-        other open entries are leased."""
+        """Whether the hour has entries that roll forward (which moves messages to a later hour) has not checked yet.
+        Its other open entries are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 
@@ -292,7 +295,7 @@ class MaintenanceRunner:
 
     @property
     def unarchived(self) -> str:
-        """Why past hours are not deleted, in words; "" if the archive holds all of them."""
+        """Reason in words why past hours are not deleted; "" if the archive has all of them."""
         return "" if self._gate is None else self._gate.stays
 
     def _archived(self) -> None:
@@ -301,7 +304,7 @@ class MaintenanceRunner:
 
 
 class Gate:
-    """Lets the leader delete an hour file only once the archive holds all of it.
+    """Lets the leader delete an hour only once the archive has all of its files.
 
     A thread checks the archive, which may be far away. A proof counts for a minute only: the archive can be damaged
     later, and then the hour is the only copy. woken: called when hours may be deleted."""
@@ -312,24 +315,25 @@ class Gate:
         self._proven_at = self._logged_at = -_LOG_S
         self._waiting: dict[int, SourceFiles] = {}
         self._asking = self._stopped = False
-        #: Hours that the last check did not find in the archive, in words without names of the archive; "": none.
+        #: The hours that the last check did not find in the archive, in words that do not name the archive; "": it
+        #: found all.
         self.stays = ""
-        #: The archive's catalogue, as the checking thread read it last.
+        #: Catalogue of the archive as the checking thread last read it.
         self._catalogue: Catalogue | None = None
 
     def stop(self) -> None:
-        """End a running check after the hour that is being checked."""
+        """End a running check of the archive after the hour that is being checked."""
         self._stopped = True
 
     def holds(self, hour: int, source: SourceFiles) -> bool:
-        """Whether the archive is known to hold the hour's files; if not, the next `ask` checks the hour."""
+        """Whether it is proven that the archive has the hour's files; if not, the next `ask` checks the hour."""
         if self._runtime.monotonic() < self._proven_at + _PROOF_S and self._proven.get(hour) == source:
             return True
         self._waiting[hour] = source
         return False
 
     def ask(self) -> None:
-        """Check whether the archive holds the hours that `holds` did not know, unless a check is running."""
+        """Check whether the archive has the hours for which `holds` returned False, unless a check is running."""
         if self._waiting and not self._asking:
             self._asking = True
             wanted = sorted(self._waiting.items())

@@ -28,11 +28,11 @@ from hadelay.ledger.hours.transitions import FLAG_WAS_DUE
 from hadelay.ledger.leases import suspects
 from hadelay.server.delivery.grants import Grants, Unrecorded
 
-#: Pause after a grant that failed, in seconds.
+#: Pause before the next proposal after a grant that failed, in seconds.
 _BACKOFF_S = 0.02
-#: Limit of batches of grants that are being committed at the same time.
+#: Limit of batches of grants that are committed at the same time.
 _MAX_ROUNDS = 2
-#: Bit mask for message ids: keeps the hour and index of the message's first entry, and drops the group.
+#: Bit mask that keeps the hour and index of the message's first entry of a message id, and drops the group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
@@ -42,16 +42,16 @@ class Handout:
 
     def __init__(self, grants: Grants) -> None:
         self.grants, self.term = grants, grants.term
-        #: No new proposals before this monotonic time.
+        #: Monotonic time before which nothing is proposed.
         self.resting_until = 0.0
 
     @property
     def ahead_ms(self) -> int:
-        """Time before the due time at which messages are offered to polls, in ms."""
+        """Time in ms before their due time from which messages are offered to polls."""
         return 0
 
     def ready_at(self, mono: float) -> float:
-        """Monotonic time at which offers may be made; `mono`: now; inf: not before another grant is decided."""
+        """Monotonic time from which offers may be made; `mono`: at once; inf: not before another grant is decided."""
         raise NotImplementedError
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -59,23 +59,23 @@ class Handout:
 
 
 class CommitLatency:
-    """Smoothed duration of recent grants, in ms; the formula is that of TCP's round-trip time (RFC 6298)."""
+    """Smoothed duration of recent commits of grants, in ms; the formula is that of TCP's round-trip time (RFC 6298)."""
 
     def __init__(self, most_ms: int) -> None:
-        """most_ms: maximum time by which grants are proposed before their messages are due; 0: grants are proposed when
-        their messages are due."""
+        """most_ms: limit of the time by which grants are proposed before their messages are due; 0: grants are proposed
+        when their messages are due."""
         self.most_ms = most_ms
         self.ms = 0
         self._smoothed = self._variation = 0.0
 
     @property
     def smoothed_ms(self) -> float:
-        """Usual duration of a grant; 0 before the first one."""
+        """Usual time from the proposal of a grant to its decision, in ms; 0 before the first grant."""
         return self._smoothed
 
     def took(self, ms: float) -> None:
-        """Update the latency with a grant that was decided `ms` after it was proposed. The estimate covers two grants,
-        because the next grant may have to wait for this one."""
+        """Update the estimate with a grant that was decided `ms` after its proposal. The estimate covers two grants,
+        because the next grant may have to wait for the one before."""
         if not self._smoothed:
             self._smoothed, self._variation = ms, ms / 2
         else:
@@ -88,7 +88,7 @@ class CommitHandout(Handout):
     def __init__(self, grants: Grants, latency: CommitLatency) -> None:
         super().__init__(grants)
         self._latency = latency
-        #: Offers (messages chosen for a poll) whose grants are not decided yet: one set per call of `hand_out`.
+        #: Offers (messages chosen for a poll) whose grants are not decided yet: one set for each call of `hand_out`.
         self._rounds: list[set[Offer]] = []
 
     @property
@@ -134,27 +134,27 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # phase DONE of a poll: its consumer has hung up, so the granted leases run out unused
+        elif poll.phase != DONE:  # DONE: the consumer has hung up, so the granted leases end unused
             delivery = first_time(self.term.number, offer, result, self._suspected(offer), self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
     def _suspected(self, offer: Offer) -> Mask:
-        """Mask of the offer's messages that an earlier leader may have handed out without a record."""
+        """Mask of the offer's messages that an earlier leader may have handed out without recording it."""
         return np.zeros(len(offer.rows), np.bool_)
 
 
 class IntervalHandout(CommitHandout):
-    """Interval mode: hands out messages before their grant is committed, if a new leader would mark them as
-    redelivered; all others as in commit mode."""
+    """Interval mode: hands out a message before its grant is committed if, after a crash, a new leader would mark it as
+    redelivered. All other messages are handed out as in commit mode."""
 
     def __init__(self, grants: Grants, latency: CommitLatency, has_leader_lease: Callable[[], bool]) -> None:
-        """has_leader_lease: whether no other node can be leading yet."""
+        """has_leader_lease: whether it is certain that no other node leads yet."""
         super().__init__(grants, latency)
         self._has_leader_lease = has_leader_lease
         self._interval_s = self.term.config.dispatch.interval_ms / 1000
         self._suspects = suspects.after_term(self.term.ledger)
         self._alarm, self.term.record = self.term.alarm(self._record), self._record
-        #: Hand-outs that are not proposed yet.
+        #: Hand-outs whose grants are not proposed yet.
         self._unsent: list[tuple[Offer, bytes]] = []
 
     @property
@@ -166,7 +166,7 @@ class IntervalHandout(CommitHandout):
             return self.resting_until
         oldest = next(iter(self.grants.unrecorded.values()), None)
         if oldest is not None and mono - oldest.mono >= self._interval_s:
-            return math.inf  # no more hand-outs until those of the last interval are committed
+            return math.inf  # no more hand-outs until the grants of the last interval are committed
         return super().ready_at(mono) if self._has_leader_lease() else mono + _BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -185,7 +185,7 @@ class IntervalHandout(CommitHandout):
                 continue
             self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
             grants.unrecorded[offer.seq] = Unrecorded(mono, second)
-            # Propose hand-outs after half an interval, so that they are committed when the interval ends.
+            # Propose the grants after half an interval, so that they are committed when the interval ends.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
                 number,
@@ -202,9 +202,9 @@ class IntervalHandout(CommitHandout):
         return np.asarray(was_due | suspects.within(self._suspects, offer.rows["deliver_at_ms"]))
 
     def _in_hands(self, offer: Offer) -> bool:
-        """Whether a message of the offer was handed out a moment ago, and then moved to a new entry by a reschedule or
-        by rolling forward. The earlier hand-out has to be recorded first, so that the next one counts as another
-        attempt."""
+        """Whether a message of the offer was handed out a moment ago, and was then moved to a new entry by a reschedule
+        or by roll forward. Then the grant of the earlier hand-out has to be committed first, so that the next hand-out
+        counts as another attempt."""
         if not self.grants.unrecorded:
             return False
         ids = offer.rows["first_id"]
@@ -222,9 +222,8 @@ class IntervalHandout(CommitHandout):
 
     def _recorded(self, offer: Offer, command: bytes, result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # Propose the grant again, because the hand-out has to be recorded; while a grant waits here, no further
-            # messages are handed out. If the first proposal was committed after all, apply reports that the grant
-            # exists.
+            # Propose the grant again, because the hand-out has to be recorded. Hand-outs stop until it is committed. If
+            # the first proposal was committed after all, apply reports that the grant exists.
             self._unsent.append((offer, command))
             self._alarm.at(self.term.runtime.monotonic() + _BACKOFF_S)
             return
@@ -232,14 +231,15 @@ class IntervalHandout(CommitHandout):
         del grants.offers[offer.seq], grants.unrecorded[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
         grants.core.matcher.settle(offer, granted, self.term.now())
-        # Only a repeated poll, whose consumer did not get the answer, still waits for the messages.
+        # The messages were handed out before. Only a repetition of the poll, whose consumer did not get the first
+        # answer, still waits for them.
         grants.hand_out_again(grants.decided(offer), (self.term.number, offer.seq))
         grants.changed()
 
 
 def first_time(term: int, offer: Offer, result: GrantResult, suspected: Mask, now_ms: int) -> Delivery:
-    """Make the delivery of those messages of an offer that apply granted. suspected: mask of messages that an earlier
-    leader may have handed out; they are marked as redelivered."""
+    """Make the delivery of the messages of an offer that apply granted. suspected: mask of messages that an earlier
+    leader may have handed out; these are marked as redelivered."""
     count, rows = len(offer.rows), offer.rows
     delivery = Delivery(
         term,

@@ -23,29 +23,31 @@ from hadelay.timing import plan, zones
 
 log = logging.getLogger(__name__)
 
-#: Times in ms: LEAD_MS before its next occurrence, a schedule's messages for all occurrences of the next LEAD_MS +
-#: MORE_MS are made, so that a new leader has LEAD_MS to take over.
+#: Lead times, in ms: LEAD_MS before a schedule's next occurrence, the messages for all its occurrences of the next
+#: LEAD_MS + MORE_MS are made, so a new leader has LEAD_MS to take over.
 LEAD_MS, MORE_MS = 5_000, 5_000
-#: Limit of messages made per second; if many schedules are due at the same time, their messages are made earlier by the
-#: time that this takes.
+#: Limit of messages that schedules make per second. If many schedules are due at the same time, their messages are made
+#: earlier, by the time that this takes.
 PACE = 2_000
-#: Time in seconds that commits and searches may take without slowing the pace. Messages may also be made ahead of the
-#: pace by this time.
+#: Time in seconds that commits and searches may take without slowing the pace of PACE. Messages may be made ahead of
+#: the pace by as much.
 _SLACK_S = 0.1
-#: Period ahead, in ms, in which due schedules are counted; and pause between two counts, in ms.
+#: Length, in ms, of the period ahead in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
-#: Limits of one proposed command: occurrences, bytes, bytes of the messages that apply makes, seconds to compute it.
+#: Limits of one proposed command: number of occurrences, bytes, bytes of the messages that apply makes, and seconds to
+#: compute the command.
 _OCCURRENCES, _BYTES, _MADE_BYTES, _WORK_S = 250, 64 << 10, MAX_MOVED_BYTES, 0.002
-#: Size of an occurrence in a command, and limit of the size of a firing without its name and occurrences, in bytes.
+#: Size in bytes of an occurrence in a command; and limit, in bytes, of the size of a firing without its name and
+#: occurrences.
 _TIME_BYTES, _FIRING_BYTES = 19, 64
 #: Number of rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
 _PAGE, _COUNTED = 50, 1_000
-#: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
+#: Pauses in seconds: after a proposal that failed or was refused; and while the disk is full.
 _RETRY_S, _FULL_S = 0.1, 1.0
-#: First key of the agenda after those of the schedules whose next occurrence is to be computed.
+#: Key of the agenda at which schedules with a computed next occurrence begin; those still to be computed are before it.
 _COMPUTED = schedules.agenda_key(1)
-#: Longest sleep, in ms: cluster time may be slewed meanwhile. Also the time after which a schedule whose zone this node
-#: does not know is tried again.
+#: Longest sleep, in ms: cluster time may be slewed meanwhile. Also the pause before the next attempt to fire a schedule
+#: whose time zone this node does not know.
 _SLEEP_MS = 300_000
 
 
@@ -57,13 +59,14 @@ class ScheduleRunner:
         self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
         self._alarm = term.alarm(self._look)
         #: Key of the agenda (schedules by next occurrence) up to which schedules are handled with the full lead time. A
-        #: search passes over every schedule behind its first key that was fired since the last checkpoint, and each
-        #: costs some microseconds: so no search begins earlier than it must.
+        #: search from an earlier key would pass over all schedules that were fired since the last checkpoint, which
+        #: costs some microseconds each.
         self._ahead = _COMPUTED
-        #: First and last key of schedules left to the short lead time, because their messages must not overlap, or
-        #: because they are removed then. None is left if the first key is above the last.
+        #: First and last agenda key of the schedules that fire with the short lead time, because their messages must
+        #: not overlap, or because they are removed when they fire. If the first key is above the last, there are none.
         self._close, self._left = _COMPUTED, b""
-        #: Key up to which the schedules are handled whose next occurrence is to be computed; None: there are none.
+        #: Agenda key up to which schedules are handled whose next occurrence is still to be computed; None: there are
+        #: none.
         self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
@@ -72,33 +75,33 @@ class ScheduleRunner:
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
         self._survey_from: bytes | None = None
-        #: Whether a schedule that is due within _SURVEY_MS was made or changed after the last count began.
+        #: Whether a schedule that is due within _SURVEY_MS was created or changed after the last count began.
         self._uncounted = False
-        #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt; and their keys
-        #: of the agenda, as an ordered set.
+        #: Names of schedules whose pattern or time zone this node did not know at the last attempt; and their agenda
+        #: keys, as an ordered set.
         self.invalid: set[str] = set()
         self._invalid_keys: dict[bytes, None] = {}
         self._retry_invalid_ms = NEVER_MS
-        #: Key of table `sched` from which on next occurrences are still to be recomputed, as this node's tzdata is
-        #: newer; None: none.
+        #: Key of table `sched` from which on next occurrences are still to be recomputed, because this node's tzdata is
+        #: newer; None: there are none.
         self._anew: bytes | None = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
         self._alarm.at(0.0)
 
     def changed(self, next_ms: int) -> None:
-        """Note a new next occurrence of some schedule, which is at next_ms (ledger.ports.LedgerListener.on_agenda)."""
+        """Note that some schedule now has its next occurrence at next_ms (ledger.ports.LedgerListener.on_agenda)."""
         self._handle_from(schedules.agenda_key(next_ms))
         self._uncounted |= 0 < next_ms <= self._term.now() + _SURVEY_MS
         self._wake_for(next_ms, _SURVEY_MS)
 
     def _handle_from(self, key: bytes) -> None:
-        """Handle the schedules from this key of the agenda on, also if that was done before."""
+        """Handle the schedules from this agenda key on, even if they were handled before."""
         if key < _COMPUTED:
             self._uncomputed = b""
         else:
             self._ahead = min(self._ahead, key)
 
     def _leave(self, key: bytes) -> None:
-        """Leave the schedule at this key of the agenda to the short lead time."""
+        """Let the schedule at this agenda key fire with the short lead time."""
         self._close = min(self._close, key) if self._leaves else key
         self._left = max(self._left, key)
 
@@ -134,7 +137,8 @@ class ScheduleRunner:
         self._alarm.at(self._rest_until)
 
     def _survey(self) -> bool:
-        """Count the schedules that are due soon, a page per call. Returns whether schedules are left to count."""
+        """Count the schedules that are due soon, one page per call. Returns whether more schedules are left to
+        count."""
         now = self._term.now()
         if self._survey_from is None:
             if now < self._surveyed_ms + _SURVEYED_MS:
@@ -149,8 +153,8 @@ class ScheduleRunner:
         return False
 
     def _work(self, until: float) -> None:
-        """Compute a proposal of due firings, until monotonic time `until` or until the proposal is full, and propose
-        it; sleep if no schedule is due."""
+        """Propose due firings, as many as can be computed until monotonic time `until` or as fit into one proposal;
+        sleep if no schedule is due."""
         now = self._term.now()
         if now >= self._retry_invalid_ms:
             for key in self._invalid_keys:
@@ -177,8 +181,8 @@ class ScheduleRunner:
             self._sleep(lead_ms)
 
     def _fill(self, batch: "_Batch", until: float, start: bytes, until_ms: int, ahead_ms: int) -> tuple[bytes, bool]:
-        """Add to `batch` the schedules whose next occurrence is up to until_ms, from agenda key `start` on. Returns the
-        key to continue from, and whether all these schedules were read."""
+        """Add to `batch` firings of the schedules whose next occurrence is at until_ms or earlier, from agenda key
+        `start` on. Returns the key to continue from, and whether all these schedules were handled."""
         while True:
             rows = schedules.agenda(self._ledger, start, until_ms, _PAGE)
             for key, _, name in rows:
@@ -222,8 +226,8 @@ class ScheduleRunner:
         self._retry_invalid_ms = self._term.now() + _SLEEP_MS
 
     def _compute_anew(self, batch: "_Batch", until: float) -> bool:
-        """Recompute the next occurrences of cron patterns with a time zone, as this node's tzdata is newer than that
-        used so far. Messages already made stay. Returns whether all schedules were recomputed."""
+        """Recompute the next occurrences of cron patterns with a time zone, because this node's tzdata is newer than
+        the version used so far. Messages that were already made stay. Returns whether all schedules were recomputed."""
         assert self._anew is not None
         rows = self._ledger.tables.range(schedules.SCHED, self._anew, None, _PAGE)
         for raw, _ in rows:
@@ -261,7 +265,8 @@ class ScheduleRunner:
     def _fired(self, firings: list[Firing], result: Any, error: HadelayError | None) -> None:
         self._proposed = False
         if error is not None or not isinstance(result, FireResult):
-            # The proposal may still be committed: apply then rejects a second proposal for these occurrences as stale.
+            # The proposal may still be committed; apply then rejects the second proposal for these occurrences as
+            # stale.
             self._again(firings)
             self._anew = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
             self._rest(_RETRY_S)
@@ -284,7 +289,8 @@ class ScheduleRunner:
         for start, before_ms in ((self._ahead, lead_ms), *([(self._close, MAX_AHEAD_MS)] if self._leaves else ())):
             if rows := schedules.agenda(self._ledger, start, NEVER_MS, 1):
                 self._wake_for(rows[0][1], before_ms)
-        # Count again when schedules come that the last count left out: the lead time of a crowd depends on all of it.
+        # Count again if schedules come near that the last count did not include: if many are due together, the lead
+        # time depends on their number.
         counted = schedules.agenda_key(self._surveyed_ms + _SURVEY_MS + 1)
         rows = schedules.agenda(self._ledger, max(self._ahead, counted), NEVER_MS, 1)
         if rows or self._uncounted:
@@ -295,12 +301,12 @@ class ScheduleRunner:
 
 
 class _Batch:
-    """Firings of schedules that go into one proposed command."""
+    """Firings of schedules that are proposed in one command."""
 
     def __init__(self) -> None:
         self.firings: list[Firing] = []
         self.names: set[str] = set()
-        #: Number of schedules examined for this command.
+        #: Number of schedules that were examined for this command.
         self.looked = 0
         self._occurrences = self._bytes = self._made_bytes = 0
 

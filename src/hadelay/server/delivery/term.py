@@ -12,7 +12,7 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Pause in seconds before `ring` of an alarm is called again after an error of the disk.
+#: Pause in seconds before an alarm calls `ring` again after a disk error.
 _AGAIN_S = 0.5
 
 
@@ -31,7 +31,8 @@ class Alarm:
             return
         self.cancel()
         self._at = mono
-        # Round the delay up: event loops with millisecond timers round to the nearest ms, and would ring too early.
+        # Round the delay up: an event loop with timers of whole milliseconds rounds to the nearest, and would ring too
+        # early.
         delay_ms = math.ceil((mono - self._runtime.monotonic()) * 1000.0)
         self._handle = self._runtime.call_later(max(0, delay_ms) / 1000.0, self._fire)
 
@@ -75,7 +76,7 @@ class Term:
         return mono + self.clock.delay_s(int(cluster_ms), mono)
 
     def alarm(self, ring: Callable[[], None]) -> Alarm:
-        """A timer that is cancelled when the term ends."""
+        """Make a timer that is cancelled when the term ends."""
         alarm = Alarm(self.runtime, ring)
         self._alarms.append(alarm)
         return alarm
@@ -85,8 +86,8 @@ class Term:
         self._propose(command, lambda result, error: None if self.over else done(result, error))
 
     def propose_behind(self, command: bytes, done: Done) -> None:
-        """Propose a maintenance command after the grants of all hand-outs: apply then knows which messages consumers
-        have, and neither expires these messages nor retires their hour."""
+        """Propose a maintenance command after the grants of all hand-outs. Apply then knows which messages consumers
+        have, so it neither expires these messages nor retires their hour."""
         if self.record is not None:
             self.record()
         self.propose(command, done)

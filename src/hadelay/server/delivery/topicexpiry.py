@@ -15,11 +15,11 @@ from hadelay.server.delivery.term import Term
 
 log = logging.getLogger("hadelay")
 
-#: Limit of topics that a line of the log names.
+#: Limit of topics that a log line names.
 _NAMED = 20
-#: Interval of the looks, in seconds, and limit of topics per look.
+#: Pause, in seconds, between two looks for unused topics, and limit of topics per look.
 _LOOK_S, _TOPICS = 5.0, 10_000
-#: Time in ms, from the beginning of a term, in which no topic ends: consumers need time to ask the new leader.
+#: Time in ms after the begin of a term in which no topic ends: consumers need time to ask the new leader.
 _GRACE_MS = 60_000
 
 
@@ -29,22 +29,23 @@ class TopicExpiry:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._not_before_ms = term.now() + _GRACE_MS
-        #: Topic number → time until which a consumer polls the topic, in Unix ms; only polls that no TOPIC_EXPIRY has
-        #: reported yet.
+        #: Topic number → time in Unix ms until which a consumer polls the topic. Has only polls that no TOPIC_EXPIRY
+        #: has reported to apply yet.
         self._polled: dict[int, int] = {}
         #: Numbers of topics that this round has not looked at yet.
         self._left: list[int] = []
         self._alarm, self._asleep = term.alarm(self._look), True
 
     def polled(self, topics: Sequence[str], until_ms: int) -> None:
-        """Note that a consumer polls these topics until until_ms. Costs nearly nothing as long as no topic expires."""
+        """Note that a consumer polls these topics until until_ms. This costs nearly nothing while no topic has
+        `expires_after`."""
         for name in topics if self._ledger.topics.expiring else ():
             topic = self._ledger.topic(name)
             if topic is not None and topic.settings.expires_after_ms is not None:
                 self._polled[topic.number] = max(until_ms, self._polled.get(topic.number, 0))
 
     def wake(self) -> None:
-        """Called with every sweep, because nobody looks while no topic expires."""
+        """Called with every sweep: begin to look again. The looks stop while no topic has `expires_after`."""
         if self._asleep:
             self._rest()
 
@@ -63,7 +64,7 @@ class TopicExpiry:
 
     def _replicated(self, rows: list[TopicUse], result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # The command failed: report these polls again with the next look, because `_used` has removed polls that
+            # The command failed: report these polls again with the next look, because `_used` has removed those that
             # are over.
             for number in [number for number, _, ends, _ in rows if not ends]:
                 self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
@@ -73,7 +74,8 @@ class TopicExpiry:
         self._rest()
 
     def _used(self) -> list[TopicUse]:
-        """Rows of topics that were polled for an eighth of their `expires_after` since the last report to apply."""
+        """Command rows of topics that were polled for at least an eighth of their `expires_after` since the last report
+        to apply."""
         now, rows = self._term.now(), []
         for number, until_ms in list(self._polled.items()):
             topic = self._ledger.topics[number]
@@ -85,8 +87,8 @@ class TopicExpiry:
         return rows
 
     def _unused(self) -> list[TopicUse]:
-        """Rows of topics that nobody has used for long. A row ends its topic, or notes a use if something needs the
-        topic."""
+        """Command rows of topics that nobody has used for their `expires_after`. A row ends its topic; if something
+        needs the topic, it notes a use instead."""
         now = self._term.now()
         if now < self._not_before_ms:
             return []
