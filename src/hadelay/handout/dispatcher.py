@@ -91,8 +91,7 @@ class Dispatcher(LedgerListener):
         self.resume_ms = 0
         #: Cluster time in ms by which the caller has to call `advance` again, as the last `advance` returned it.
         self._next_ms = 0
-        #: Seconds in which the linked list of index entries was found damaged: (hour, second of the hour), as an
-        #: ordered set.
+        #: Seconds with a damaged linked list of index entries: (hour, second of the hour), an ordered set.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds (since 1970) whose index was repaired before the second was over; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
@@ -108,8 +107,7 @@ class Dispatcher(LedgerListener):
         """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
         if the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
         cursor. If the cursor is behind the clock, resume at the cursor: messages that fell due since then come at once.
-        Scans in the background find owed messages from before the cursor; the preload loads messages from the present
-        on."""
+        Scans find messages owed from before the cursor in the background; the preload loads from the present on."""
         hour, second, local = self._resumed_at = self.ledger.cursor
         at = self._preload.reached = hour * SECONDS_PER_HOUR + second
         self.resume_ms = at * 1000
@@ -118,8 +116,7 @@ class Dispatcher(LedgerListener):
         self._preload.start()
         self._leased = {hour: state.leased.copy() for hour, state in self.ledger.hours.items() if state.leased}
         self._inherited = sum(map(len, self._leased.values()))
-        # If the previous leader reached all messages of a large second, those left of them count as backlog: resume at
-        # the next second.
+        # If the previous leader reached all messages of a large second, its rest is backlog: resume at the next second.
         whole = local >= SLICE and local >= int(self.store.heads(hour).count[second])
         self.scans.start(at + whole, now_ms // 1000)
 
@@ -273,8 +270,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # The first entry of a topic in memory is nearly always its oldest undelivered message: look up the first
-        # entries of all topics at once, hour by hour.
+        # A topic's first entry in memory is nearly always its oldest undelivered: look up all these entries at once.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)
@@ -312,8 +308,7 @@ class Dispatcher(LedgerListener):
             self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
-        """Make repaired entries of the hour ready; load or scan the seconds again whose linked lists of entries were
-        damaged."""
+        """Make repaired entries of the hour ready; load or scan again the seconds whose linked lists were damaged."""
         if bad := self._bad_entries.pop(hour, None):
             rows, owed = self._owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]

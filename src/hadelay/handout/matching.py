@@ -22,8 +22,7 @@ from hadelay.model import MAX_RUN
 
 #: Size limit of one answer to a poll, in bytes; a larger message is answered alone.
 GRANT_BYTES = 4 << 20
-#: Limit of the time in ms between the first and the last due time of the messages in an offer that is made ahead of
-#: time.
+#: Limit of the time in ms between the first and the last due time of messages that are offered together ahead of time.
 _TOGETHER_MS = 8
 #: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
@@ -242,8 +241,7 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions in `rows` of the first `want` owed rows that match the queue's filter, and of the owed rows after
-        these."""
+        """Positions in `rows` of the first `want` owed rows that match the queue's filter, and of later owed rows."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

@@ -153,8 +153,7 @@ class Preload:
         self._drop_if_empty(second)
 
     def _drop_if_empty(self, second: Second) -> None:
-        """Drop a loaded second that has no message in memory any more. Messages that found no room in memory are left
-        to scans."""
+        """Drop a loaded second that has no message in memory any more; scans find those that had no room in memory."""
         if second.overflow:
             self._spilled[second.second] = second
         elif second.next_ms == NEVER_MS:
@@ -203,8 +202,7 @@ class Preload:
         return 0
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Make an overdue entry ready only once its filing second, under which the index lists it, has begun: scans do
-        # not look at seconds that have not begun.
+        # Make an overdue entry ready only once its filing second has begun: scans do not look at later seconds.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]
@@ -242,8 +240,7 @@ class Preload:
                 second.drop(rows["index"][rows["second"] == at % SECONDS_PER_HOUR])
 
     def blocked(self, at: int, row: NDArray[np.void]) -> bool:
-        """Never make this blocked entry of the second `at` ready (one INDEX row). False if the entry is in no loaded
-        second."""
+        """Never make this blocked entry (one INDEX row) of the second `at` ready. False if no loaded second has it."""
         second = self._seconds.get(at)
         return second is not None and second.drop(row["index"])
 

@@ -23,8 +23,7 @@ from hadelay.handout.turns import Turns
 from hadelay.ledger.limits.flow import limits_of
 from hadelay.ledger.topics.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows together. Beyond it, only windows with waiting polls get entries, up to SMALL_WINDOW
-#: each.
+#: Limit of entries in all windows together; beyond it, windows with waiting polls get SMALL_WINDOW each, others none.
 TOTAL = 1 << 19
 SMALL_WINDOW = 1_024
 #: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
@@ -36,8 +35,7 @@ class Windows:
     def __init__(
         self, owed: Owed, turns: Turns, topics: TopicBook, known_topic: Callable[[str], TopicState | None], limit: int
     ) -> None:
-        """known_topic: finds a topic by its name, even a deleted one. limit: largest number of entries in one
-        window."""
+        """known_topic: finds a topic by its name, deleted or not. limit: largest number of entries in one window."""
         self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}

@@ -54,8 +54,8 @@ class Applier(RaftPart):
         self.waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
-        """Continue applying after `index`: a checkpoint or snapshot gave the state machine all entries up to
-        `index`."""
+        """Continue applying after `index`: from a checkpoint or snapshot, the state machine has all entries up to
+        it."""
         self.applied, self.applied_term = index, term
         self._ready.clear()
         self.expire(float("inf"), upto=index)
@@ -140,8 +140,7 @@ class Applier(RaftPart):
             done(None)
 
     def expire_reads(self, now: float) -> None:
-        """Called while no leader is known: refuse reads that have waited too long. The entries for which they wait may
-        never come."""
+        """Called while no leader is known: refuse reads that wait too long, because their entries may never come."""
         late = [done for _, deadline, done in self._reads if deadline <= now]
         self._reads = [read for read in self._reads if read[1] > now]
         for done in late:

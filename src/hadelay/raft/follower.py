@@ -67,8 +67,7 @@ class Follower(RaftPart):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        # `verified` (index up to which the logs agree) stays valid if the same leader returns after a silence
-        if (name, term) != self._leader:
+        if (name, term) != self._leader:  # `verified` stays valid if the same leader returns after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._elections.followed = name
             self._snapshots.leader_changed(ready)
@@ -144,8 +143,7 @@ class Follower(RaftPart):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # This answer covers synced entries only. If verified entries are not on disk yet, another answer follows once
-        # they are.
+        # This answer covers synced entries only: another one follows once all verified entries are on disk.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

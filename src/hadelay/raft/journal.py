@@ -113,8 +113,7 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy all entries after the synced position `durable` into a new segment, and append to this segment from now
-        on."""
+        """Copy all entries after the synced position `durable` into a new segment; later entries are appended to it."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:
@@ -169,8 +168,7 @@ class Journal(JournalSync):
 
     @property
     def room(self) -> int:
-        """Number of bytes that can be appended even on a full disk: the rest of the newest segment, plus the spare
-        segment."""
+        """Number of bytes that fit even on a full disk: the rest of the newest segment, plus the spare segment."""
         rest = self.config.segment_bytes - self._segments[-1].position
         return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
@@ -302,8 +300,7 @@ class Journal(JournalSync):
             self._segments[-1].cap(index - 1)
 
     def _shorten_tail(self) -> None:
-        """Drop the oldest entries from memory, down to half of the limit tail_bytes; entries that are not on disk yet
-        stay."""
+        """Drop the oldest entries from memory, down to tail_bytes / 2; entries that are not on disk yet stay."""
         first, drop = self.last_index + 1 - len(self._tail), 0
         while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
             if first + drop > self.synced_index:
@@ -317,8 +314,7 @@ class Journal(JournalSync):
         size, gone = self.size_bytes, list[Segment]()
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
             (first, then), size = self._segments[:2], size - self._segments[0].position
-            # Keep the first segment until the next one, `then`, is durable: `then` may begin with a cut of the log, and
-            # a power cut would undo that cut
+            # Keep `first` until `then` is durable: `then` may begin with a cut of the log, which a power cut would undo
             needed = then.first_index > index + 1 or then.header.seq > self._durable[0]
             if size < keep_bytes or needed or self._in_use(first):
                 break
@@ -331,8 +327,7 @@ class Journal(JournalSync):
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
             delete(self._disk, segment)
-            # Sync the directory after each deletion: else a power cut could bring an older segment back and leave a
-            # gap.
+            # Sync each deletion: else a power cut could bring an older segment back and leave a gap.
             self._disk.sync_dir(self.directory)
 
     def _unlinked(self, _: object, error: BaseException | None) -> None:
@@ -340,8 +335,7 @@ class Journal(JournalSync):
             self.on_fatal(error)
 
     def reset(self, index: int, term: int) -> None:
-        """Begin the journal anew after entry `index` of `term`, the last entry of a snapshot. Blocks for a sync; no
-        other operation may be running."""
+        """Begin the journal anew after a snapshot's last entry. Blocks for a sync; no other operation may run."""
         self.installing = 0
         self._tail, self._tail_bytes = [], 0
         self._dirty.clear()

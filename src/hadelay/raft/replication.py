@@ -177,13 +177,11 @@ class Replication(RaftPart):
             # The peer dropped the entries of this append frame: the next heartbeat sends them again
             peer.probe(peer.next)
         else:
-            # The peer is still fetching or installing a snapshot, which may take minutes: restart the timeout of the
-            # snapshot transfer
+            # The peer still fetches or installs a snapshot, which may take minutes: restart the snapshot's timeout
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
-        # Limit the measured time: this process may have been paused, and the election timeout is ten times the round
-        # trip.
+        # Limit this time: this process may have been paused, and the election timeout is ten times the round trip.
         longest = self._elections.least_timeout()
         for round, sent in self._round_sent:
             if round == peer.round:
@@ -210,8 +208,7 @@ class Replication(RaftPart):
 
     @property
     def confirmed_at(self) -> float:
-        """Send time of the newest heartbeat that a majority answered; up to that time, no other node led a later
-        term."""
+        """Send time of the newest heartbeat that a majority answered: until then, no other node led a later term."""
         for round, sent in reversed(self._round_sent):
             if self._answered(round):
                 return sent
@@ -221,8 +218,7 @@ class Replication(RaftPart):
         return self._members.agreed(peer for peer in self._members.peers.values() if peer.round >= round)
 
     def _check_quorum(self, now: float, ready: Ready) -> None:
-        """Step down if no majority has answered for one election timeout; hand leadership over if this node's disk is
-        slow."""
+        """Step down after one election timeout without a majority; hand leadership over if this node's disk is slow."""
         limit = self._elections.least_timeout()
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False

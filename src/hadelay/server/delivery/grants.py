@@ -27,8 +27,7 @@ from hadelay.ledger.topics.topics import by_topic
 from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.term import Term
 
-#: Function that repairs damaged bytes of a file, then calls its second argument with the good bytes; with None if no
-#: node has a good copy.
+#: Repairs damaged bytes of a file, then calls the given function with these bytes; with None if no node has good ones.
 Repair = Callable[[DamagedFile, Callable[[bytes | None], None]], None]
 #: Error of a receive that repeats the request id of another receive but names other topics. Answering it could show the
 #: consumer messages that it may not see.
@@ -40,8 +39,7 @@ class Unrecorded(NamedTuple):
 
     #: Monotonic time of the hand-out.
     mono: float
-    #: Second of the dispatch cursor at the hand-out, since 1970: no message of the hand-out is due in an earlier
-    #: second.
+    #: Second of the dispatch cursor at the hand-out, since 1970: no message of the hand-out is due before it.
     second: int
 
 
@@ -69,8 +67,7 @@ class Grants:
         self.cursor = CursorKeeper(term, core, self.changed, self._unrecorded_from)
         #: Number of the last grant in this term.
         self.seq = 0
-        #: Offers (messages chosen for a poll) whose grants are proposed and not decided yet, by the number of the
-        #: grant.
+        #: Offers (messages chosen for a poll) whose grants are proposed but not decided yet, by number of the grant.
         self.offers: dict[int, Offer] = {}
         #: Interval mode: hand-outs whose grants are not committed yet, by the number of the grant, the oldest first.
         self.unrecorded: dict[int, Unrecorded] = {}
@@ -397,8 +394,7 @@ class _Item:
 
 
 class DeferredDeliveries:
-    """Answers to polls with messages granted ahead of their due time: each answer waits until its last message is
-    due."""
+    """Answers to polls with messages granted ahead of their due time; each waits until its last message is due."""
 
     def __init__(self, term: Term, released: Callable[[], None]) -> None:
         """released: called when the last waiting delivery or callback was released."""

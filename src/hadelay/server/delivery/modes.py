@@ -231,8 +231,7 @@ class IntervalHandout(CommitHandout):
         del grants.offers[offer.seq], grants.unrecorded[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
         grants.core.matcher.settle(offer, granted, self.term.now())
-        # The messages were handed out before. Only a repetition of the poll, whose consumer did not get the first
-        # answer, still waits for them.
+        # The messages were handed out before: only a repeated poll, whose consumer got no answer, still waits for them.
         grants.hand_out_again(grants.decided(offer), (self.term.number, offer.seq))
         grants.changed()
 

@@ -63,7 +63,7 @@ class ScheduleRunner:
         #: costs some microseconds each.
         self._ahead = _COMPUTED
         #: First and last agenda key of the schedules that fire with the short lead time, because their messages must
-        #: not overlap, or because they are removed when they fire. If the first key is above the last, there are none.
+        #: not overlap, or because they have finished and are removed then. If there are none, the first key is larger.
         self._close, self._left = _COMPUTED, b""
         #: Agenda key up to which schedules are handled whose next occurrence is still to be computed; None: there are
         #: none.
@@ -201,7 +201,7 @@ class ScheduleRunner:
         spec, template, state = found.stored.spec, found.stored.template, found.state
         now = self._term.now()
         if (state.finished or spec.overlap) and state.next > now + MAX_AHEAD_MS:
-            # A schedule without overlap fires only when due: apply checks whether its previous message is pending
+            # If messages must not overlap, fire only when due: apply checks whether the previous message is pending
             self._leave(schedules.agenda_key(state.next, name))
             return
         if state.finished:
