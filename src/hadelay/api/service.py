@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -68,8 +68,8 @@ class Handed(NamedTuple):
     messages: list[Received[str]]
     #: Function that the caller must call once the answer is written.
     answered: Callable[[], None] = lambda: None
-    #: Time of the publish of each message, in Unix ms.
-    published_ms: Sequence[int] = ()
+    #: Time of the publish of each message, in Unix ms; computed as it is read, and readable once.
+    published_ms: Iterable[int] = ()
 
 
 class ListRequest(Struct):

@@ -57,9 +57,10 @@ UNIQUE_ROW = np.dtype([("row", "<u4"), ("for_ms", "<u4")])
 
 _NO_GROUPS, _NO_UNIQUES = np.zeros(0, GROUP_ROW), np.zeros(0, UNIQUE_ROW)
 _HEAD = struct.Struct("<BBHIIIIII")
-_OPTIONS = struct.Struct("<qQq?Bq")
+#: Options and checksum of a draft, as an idempotency key's fingerprint has them.
+_OPTIONS = struct.Struct("<qQq?BqI")
 #: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
-_KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
+_KEY, _CLIENT_KEY = struct.Struct("<16s8sII"), struct.Struct("<IB3xq16s")
 _GROUP, _UNIQUE = struct.Struct("<I4xQ"), struct.Struct("<II")
 
 
@@ -194,18 +195,17 @@ def _key_rows(
         wanted = [(hash_key(b"row", key), n, 1) for n, key in enumerate(idems) if key is not None]
     if request_key is not None:
         wanted.append((hash_key(b"request", request_key), 0, len(drafts)))
-    rows = []
+    rows, pack = [], _OPTIONS.pack
     for digest, first, count in wanted:
-        print_of = blake2b(digest_size=8)
+        prints = []
         for n in range(first, first + count):
             d = drafts[n]
-            print_of.update(_OPTIONS.pack(d.when_ms, d.tag_mask, d.ttl_ms, d.relative, d.on_conflict, d.max_wait_ms))
             crc = crcs[n] if (same := retried(d.meta)) is d.meta else crc32c(same + d.body)
-            print_of.update(crc.to_bytes(4, "little"))
-            print_of.update(d.topic.encode())
+            prints.append(pack(d.when_ms, d.tag_mask, d.ttl_ms, d.relative, d.on_conflict, d.max_wait_ms, crc))
+            prints.append(d.topic.encode())
             if d.unique_ms:
-                print_of.update(b"\0unique%d" % d.unique_ms)
-        rows.append(_KEY.pack(digest, int.from_bytes(print_of.digest(), "little"), first, count))
+                prints.append(b"\0unique%d" % d.unique_ms)
+        rows.append(_KEY.pack(digest, blake2b(b"".join(prints), digest_size=8).digest(), first, count))
     return b"".join(rows)
 
 

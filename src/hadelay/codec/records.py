@@ -42,7 +42,10 @@ def check_header(data: bytes) -> str | None:
     """Problem of a record's header; None if it is valid."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
-    header = _HEADER.unpack_from(data)
+    return _header_problem(data, _HEADER.unpack_from(data))
+
+
+def _header_problem(data: bytes, header: tuple[Any, ...]) -> str | None:
     if masked(crc32c(data[:RECORD_CRC_AT])) != header[-1] or header[0] != RECORD_MAGIC:
         return "the record's header CRC is wrong"
     return f"the record has version {header[1]}, newer than this program" if header[1] > RECORD_VERSION else None
@@ -50,12 +53,12 @@ def check_header(data: bytes) -> str | None:
 
 def check_record(data: bytes, size: int | None = None) -> str | None:
     """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
-    if what := check_header(data):
+    if len(data) < RECORD_SIZE:
+        return "the record's header is cut off"
+    header = _HEADER.unpack_from(data)
+    if what := _header_problem(data, header):
         return what
-    _, _, _, meta_size, body_size, _, _, _, _, payload_crc, _ = _HEADER.unpack_from(data)
-    whole = RECORD_SIZE + meta_size + body_size
-    if len(data) < whole or size not in (None, whole):
+    whole = RECORD_SIZE + header[3] + header[4]
+    if len(data) < whole or (size is not None and size != whole):
         return "the record is cut off"
-    if crc32c(data[RECORD_SIZE:whole]) != payload_crc:
-        return "the record's payload CRC is wrong"
-    return None
+    return None if crc32c(data[RECORD_SIZE:whole]) == header[9] else "the record's payload CRC is wrong"

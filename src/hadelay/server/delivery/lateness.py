@@ -1,5 +1,6 @@
 """Lateness of hand-outs; the part of it that the cluster itself causes; and the delay of the leader's answers."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple
@@ -52,13 +53,12 @@ class _Counted:
     __slots__ = ("by_code", "max_ms")
 
     def __init__(self) -> None:
-        self.by_code: dict[int, int] = {}
+        self.by_code = Counter[int]()
         self.max_ms = 0
 
     def add(self, codes: list[int], max_ms: int) -> None:
         self.max_ms = max(self.max_ms, max_ms)
-        for code in codes:
-            self.by_code[code] = self.by_code.get(code, 0) + 1
+        self.by_code.update(codes)
 
 
 class LatenessCounts:
@@ -131,10 +131,11 @@ class Delays:
         numbers = delivery.rows["topic"].tolist()
         limited = {number for number in set(numbers) if is_limited(number)}
         # Most deliveries have few messages, for which this loop is cheaper than one numpy operation.
-        due, attempts = delivery.rows["deliver_at_ms"].tolist(), delivery.attempts.tolist()
-        for number, due_ms, attempt in zip(numbers, due, attempts, strict=True):
-            if attempt == 1 and number not in limited:
-                self.histogram.observe(max(0.0, min(delivery.now_ms - due_ms, waited_ms)) / 1000)
+        now_ms, due, attempts = delivery.now_ms, delivery.rows["deliver_at_ms"].tolist(), delivery.attempts.tolist()
+        rows = zip(numbers, due, attempts, strict=True)
+        delays = [now_ms - at for number, at, attempt in rows if attempt == 1 and number not in limited]
+        for delay_ms, times in Counter(delays).items():  # messages of one delivery often have equal delays
+            self.histogram.observe(max(0.0, min(delay_ms, waited_ms)) / 1000, times)
 
 
 class HandoutDelays:
@@ -176,18 +177,19 @@ class HandoutDelays:
         """Hand-out delay in ms of each lease (LEASE rows), NONE32 for an unknown one; None if all are unknown."""
         if not self._at:
             return None
-        delays = np.full(len(leases), NONE32, np.uint32)
-        known = False
-        terms, seqs, positions = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
-        for n, (key, position) in enumerate(zip(zip(terms, seqs, strict=True), positions, strict=True)):
-            at = self._at.get(key)
-            if at is not None and position < len(at) and at[position]:
-                grant = ledger.grants.get(key)
-                # In interval mode, messages are handed out before their grant is committed, so the grant may be missing
-                # here.
-                delay_ms = 0 if grant is None else at[position] - grant.granted_at_ms
-                delays[n], known = min(max(0, delay_ms), NONE32 - 1), True
-        return delays if known else None
+        delays: list[int] = []
+        seen, at, grant, grants = (0, 0), list[int](), None, ledger.grants
+        columns = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
+        for term, seq, position in zip(*columns, strict=True):
+            if (key := (term, seq)) != seen:  # leases of one grant mostly come together
+                seen, at, grant = key, self._at.get(key, []), grants.get(key)
+            if position >= len(at) or not at[position]:
+                delays.append(NONE32)
+            elif grant is None:  # interval mode hands out a message before its grant is committed
+                delays.append(0)
+            else:
+                delays.append(min(max(0, at[position] - grant.granted_at_ms), NONE32 - 1))
+        return np.array(delays, np.uint32) if min(delays, default=NONE32) < NONE32 else None
 
     def settling(self, ledger: Ledger, command: bytes) -> bytes:
         """If the command is a SETTLE from another node, add the hand-out delays, which only this leader knows, so that

@@ -100,6 +100,7 @@ class ConsumingService(Service):
         until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
         until, left_ms = format_instant(until_ms), max(0, until_ms - now)
         metas: dict[bytes, Meta] = {}
+        due_texts = {at: format_instant(at) for at in set(rows["deliver_at_ms"].tolist())}
         columns = zip(
             rows["first_id"].tolist(), tokens, rows["topic"].tolist(), bodies, rows["deliver_at_ms"].tolist(),
             delivery.attempts.tolist(), excused(rows).tolist(), delivery.redelivered.tolist(), strict=True,
@@ -113,7 +114,7 @@ class ConsumingService(Service):
                 meta = metas[raw] = unpack(raw)
             received = Received(
                 id=encode_id(first_id), lease=token, topic=topics[topic].name, body=body, content_type=meta.ct,
-                key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=max(0, now - at),
+                key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=due_texts[at], late_ms=max(0, now - at),
                 attempt=attempt, uncounted=uncounted, traceparent=meta.tp, group=meta.group, redelivered=again,
                 lease_until=until, lease_left_ms=left_ms,
             )  # fmt: skip
@@ -125,7 +126,7 @@ class ConsumingService(Service):
                 received.published_id = encode_id(published_in(node.ledger, first_id, record))
             messages.append(received)
         answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
-        return Handed(messages, answered, list(map(published_ms, bodies)))
+        return Handed(messages, answered, map(published_ms, bodies))
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
