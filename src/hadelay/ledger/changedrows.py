@@ -18,7 +18,7 @@ TABLES = (TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS, BATCHST)
 #: Limits of the rows and bytes that are encoded at once.
 SLICE_ROWS, SLICE_BYTES = 256, 256 << 10
 
-#: Key of a row in memory: a number or a text, for grants (term, seq).
+#: Key of a row in memory: a number or a text; for a grant, (term, seq).
 Key = Any
 #: Change of a row: (table, key in the table, new value); value None deletes the row.
 Row = tuple[bytes, bytes, bytes | None]
@@ -26,7 +26,8 @@ Encode = Callable[[bytes, Key], Row]
 
 
 class HasRow:
-    """Base of an object with a row. Its methods call `before_change` before they change the object."""
+    """Base of an object that is stored as a row of a checkpoint. Its methods call `before_change` before they change
+    the object."""
 
     __slots__ = ("before_change",)
     before_change: Callable[[], None]
@@ -42,8 +43,8 @@ class HasRow:
 
 
 class Watched(HasRow):
-    """Base of an object with a row whose attributes others assign: each assignment calls `before_change`. A method that
-    changes a list or an array in place has to call it first."""
+    """Base of an object that is stored as a row of a checkpoint, and whose attributes other modules assign: each
+    assignment calls `before_change`. A method that changes a list or an array in place has to call it first."""
 
     __slots__ = ()
 
@@ -66,7 +67,8 @@ class ChangedRows:
 
     def __init__(self) -> None:
         self._changed = _empty()
-        #: Rows that the running checkpoint has not encoded yet, and rows that it encoded before their change.
+        #: Keys of the rows that the running checkpoint still has to encode; and encoded rows that it has not returned
+        #: yet.
         self._waiting: dict[bytes, dict[Key, None]] = {}
         self._encoded: list[Row] = []
         self._encode: Encode | None = None
@@ -85,13 +87,13 @@ class ChangedRows:
                 self._encoded.append(self._encode(table, key))
 
     def note_new(self, key: Key) -> None:
-        """`note` for a grant that is made."""
-        if key not in self._changed[GRANTS]:  # otherwise a checkpoint may have a row of an ended grant with this key
+        """Call this in place of `note` before a grant is made."""
+        if key not in self._changed[GRANTS]:  # else an earlier grant had this key, and a checkpoint may have its row
             self._new.add(key)
         self.note(GRANTS, key)
 
     def note_gone(self, key: Key) -> None:
-        """`note` for a grant that is deleted."""
+        """Call this in place of `note` before a grant is deleted: a grant that no checkpoint contains needs no row."""
         if key in self._new:
             self._new.remove(key)
             del self._changed[GRANTS][key]

@@ -99,7 +99,7 @@ def _encoded(ledger: Ledger, table: bytes, key: Key, *, canonical: bool = False)
 
 
 def _value(ledger: Ledger, table: bytes, key: Key) -> Any:
-    """The values in a row; None if there is no such row."""
+    """The object, or the values, that a row stores; None if the row no longer exists."""
     if table == TOPICS:
         return _TOPIC.values(ledger.topics[key])
     if table == GRANTS:
@@ -140,15 +140,15 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
 
 
 def load(ledger: Ledger, core: bytes, rows: Rows) -> None:
-    """Fill a new ledger, whose store, tables and names are already as of the checkpoint's applied index. Errors: see
-    `decode`."""
+    """Fill a new ledger from a checkpoint. The ledger's store, tables and names must be at the checkpoint's applied
+    index already. Errors: see `decode`."""
     decode(ledger, core, rows)
     ledger.store.set_clock(ledger.now_hour)
 
 
 def decode(ledger: Ledger, core: bytes, rows: Rows) -> None:
-    """Fill a new ledger, without using its store, tables and names. Raises FatalError for bytes of another version, and
-    OSError for disk errors; checksums were verified before."""
+    """Fill a new ledger from a checkpoint, without using its store, tables and names. Raises FatalError for bytes of
+    another version, and OSError for disk errors; checksums were verified before."""
     try:
         _fill(ledger, _read_core(core, ledger.group), rows)
     except (HadelayError, OSError):
@@ -217,16 +217,19 @@ def _load_grant(ledger: Ledger, grant: OpenGrant, remembered: bool) -> None:
 
 def for_new_cluster(core: bytes, group: int, *, shard: bool = False) -> bytes:
     """Adapt a core to a cluster restored from a backup: new group number, no added members, no incarnations. A cluster
-    with a shard map is suspended until the map is changed: other shards may have made topics of its names since.
-    shard: the cluster is one of several shards, even if the backup is from before its first map. Raises ConfigError if
-    the number is that of a shard of its map, or was: its ids and leases would be taken for that shard's."""
+    with a shard map is suspended (creates no topic) until its map changes: since the backup, other shards may have
+    created topics with names that it owns. shard: the cluster is one of several shards, even if the backup is older
+    than its first map. Raises ConfigError if the new number is, or was, the number of a shard in the map: ids and
+    leases would seem to be that shard's."""
     try:
         known = _decode_core(core)
     except msgspec.MsgspecError as error:
         raise _unreadable(str(error)) from error
     index = None if known.shards.current is None or group == known.group else known.shards.current.issuer(group)
     if index is not None:
-        raise ConfigError(f"cluster.group = {group} is a number that shard {index} has, or had before a restore")
+        raise ConfigError(
+            f"cluster.group = {group} is a number that shard {index} has, or had before a restore: choose another"
+        )
     shards = replace(known.shards, suspended=True) if shard or known.shards != ALONE else ALONE
     return encode_canonical(replace(known, group=group, incarnations={}, members=(), members_index=0, shards=shards))
 

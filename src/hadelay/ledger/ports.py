@@ -97,8 +97,8 @@ class NameStore(Protocol):
 
 
 class LedgerListener:
-    """Called by apply right after each change; must not change the ledger, nor keep the arrays it gets. The leader has
-    handout/dispatcher.py, a follower this class, which does nothing.
+    """Methods that apply calls right after each change. They must not change the ledger, nor keep the arrays that they
+    get. The leader's listener is handout/dispatcher.py; a follower's is this class, which does nothing.
 
     An entry can be handed out from `on_filed` until `on_granted` or `on_settled` names it. A message that comes back
     from a lease (nack, expiry) or is moved has a *new* entry: first `on_settled` of the old one with Event.MOVED, then

@@ -56,7 +56,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Number of entries ever added to the audit trail.
     audited: int
     made: dict[str, dict[str, int]]
-    #: Left out as long as the cluster has no shard map.
+    #: The shard map; left out of the bytes as long as the cluster has none.
     shards: Shards = ALONE
 
 
@@ -91,7 +91,8 @@ class RowFormat(Generic[_T]):
 
 
 def _encoder(*, canonical: bool) -> Callable[[Any], bytes]:
-    """canonical: equal bitmaps give equal bytes, which is slower for large ones."""
+    """Make a function that encodes values of a checkpoint. canonical: equal bitmaps give equal bytes, which takes
+    longer for large bitmaps."""
 
     def plain(value: Any) -> bytes:
         if not isinstance(value, BitMap):

@@ -51,7 +51,7 @@ def find(ledger: Ledger, key: str) -> Found | None:
 
 
 def found_by(ledger: Ledger, number: int) -> Found | None:
-    """The batch with this number."""
+    """The batch with this number; None if it does not exist or was deleted."""
     row, state = ledger.tables.get(BATCH, row_key(number)), ledger.batch_states.get(number)
     return None if row is None or state is None else Found(number, Stored.unpack(row), state)
 
@@ -127,7 +127,8 @@ def _close(ledger: Ledger, key: str, flags: int) -> Done | Refused:
 
 
 def forget(ledger: Ledger, found: Found) -> None:
-    """Delete an ended batch. Rows of its members' entries stay until the hours of these entries are deleted."""
+    """Delete an ended batch. Rows of `batchof`, which name the entries of its members, stay until the hours of these
+    entries are deleted."""
     number, stored, state = found
     tables = ledger.tables
     tables.delete(BATCH, row_key(number))
@@ -146,8 +147,8 @@ def first_end_ms(ledger: Ledger) -> int | None:
     """Time in Unix ms at which the next batch may expire or be forgotten; None if there is no batch."""
     if not ledger.batches.count:
         return None
-    # `next_key` may still find a deleted row. Its time is at most that of the first row that is left, so if it is far
-    # ahead, no batch ends before it.
+    # `next_key` is cheap, but may return a deleted row. The row's time is at most that of the first existing row: if it
+    # is more than a minute ahead, no batch ends before it, and it will do.
     first = ledger.tables.next_key(BATCHEND, ledger.batchend_from)
     if first is not None and END_KEY.unpack(first)[0] > ledger.now_ms + 60_000:
         return int(END_KEY.unpack(first)[0])

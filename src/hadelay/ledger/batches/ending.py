@@ -1,6 +1,6 @@
 """Ends batches. When the last member is settled, the batch ends, and its callback is published in the same log entry.
-When its lifetime is over, the batch ends without a callback. Also cancels waiting members of cancelled batches, which
-the leader finds."""
+When its lifetime is over, the batch ends without a callback. Also cancels the waiting members of cancelled batches,
+once the leader has found them."""
 
 from typing import Any
 
@@ -39,14 +39,14 @@ def end_complete(ledger: Ledger) -> None:
 
 
 def _end(ledger: Ledger, found: Found, flags: int) -> None:
-    """End a batch, and add these flags to its state. Without EXPIRED among the flags, all members are settled: the
-    callback is published if the batch has one for this end."""
+    """End a batch, and add these flags to its state. Unless EXPIRED is among the flags, all members are settled, and
+    the callback is published if the batch asks for a callback on this outcome."""
     number, stored, before = found
     state = replace(
         before, flags=before.flags | ENDED | flags, ended_ms=ledger.now_ms, until_ms=ledger.now_ms + KEPT_MS
     )
-    # Keep the row for the end of the lifetime until that time: BATCHES reads the rows in order of time, and would have
-    # to pass over deleted rows.
+    # Keep the row of `batchend` for the end of the lifetime until that time: BATCHES reads the rows in order of time,
+    # and would have to pass over deleted rows.
     ledger.tables.put(BATCHEND, END_KEY.pack(state.until_ms, number), b"")
     if not flags & EXPIRED and state.calls_back(stored.spec.on):
         callback = _call_back(ledger, Found(number, stored, state))
@@ -55,7 +55,7 @@ def _end(ledger: Ledger, found: Found, flags: int) -> None:
 
 
 def _call_back(ledger: Ledger, found: Found) -> int:
-    """Publish the callback of a batch; returns its id, or 0 if it was refused."""
+    """Publish the callback of a batch; returns the callback's message id, or 0 if the publish was refused."""
     spec, state = found.stored.spec, found.state
     counts = {name: getattr(state, name) for name in ("joined", "acked", "dead", "expired", "cancelled")}
     meta = unpack(spec.meta)
@@ -91,7 +91,7 @@ def maintain(ledger: Ledger, command: Maintain) -> JobResult:
         until_ms, number = END_KEY.unpack(key)
         found = batches.found_by(ledger, number)
         if found is None or found.state.until_ms != until_ms:
-            continue  # the batch has ended earlier
+            continue  # an outdated row: the batch ended before its lifetime did
         if found.state.flags & ENDED:
             batches.forget(ledger, found)
         else:
@@ -110,7 +110,8 @@ def apply_step(ledger: Ledger, command: Step) -> JobResult:
 
 
 def _cancel(ledger: Ledger, ids: list[int]) -> int:
-    """Cancel those of these messages that wait and are members of cancelled batches; returns their number."""
+    """Cancel the messages, of these ids, that wait and are members of cancelled batches; returns the number of
+    cancelled messages."""
     hours, indexes = find_entries(ledger, ids)
     count = 0
     for hour, where in rows_by_value(hours):
@@ -120,7 +121,7 @@ def _cancel(ledger: Ledger, ids: list[int]) -> int:
         rows = ledger.store.entries(hour, found[[is_cancelled(ledger, number) for number in numbers.tolist()]])
         if (hour_state := ledger.hours.get(hour)) is not None:
             rows = rows[~is_in(rows["index"], hour_state.settled, hour_state.leased)]
-        # SWEEP cancels messages of deleted and purged topics.
+        # Leave out messages of deleted and purged topics: SWEEP cancels these.
         rows = rows[ledger.topics.owed(rows)]
         if len(rows):
             settle(ledger, Leaving(hour, rows), Event.CANCELLED)

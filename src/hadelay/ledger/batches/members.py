@@ -33,8 +33,8 @@ NUMBER = struct.Struct(">Q")
 BLOCK_KEY = struct.Struct(">II")
 #: Number of neighbouring entries whose members share a row of `batchof`.
 BLOCK = 256
-#: Layout of a run: consecutive entries whose messages are members of one batch. `first`, `last`: positions of its ends
-#: among the row's BLOCK entries. `number`: the batch.
+#: Layout of a run: consecutive entries whose messages are members of one batch. `first`, `last`: positions of the run's
+#: first and last entry among the row's BLOCK entries. `number`: number of the batch.
 RUN = np.dtype([("first", "u1"), ("last", "u1"), ("number", "<u8")])
 _RUN = struct.Struct("<BBQ")
 #: Layout of a key in `batchfail`: number of the batch, number of the failure in the batch from 0 on.
@@ -70,7 +70,8 @@ def number_of(ledger: Ledger, key: str) -> int | None:
 
 
 def store_state(ledger: Ledger, number: int, state: State) -> None:
-    """Set the state of a batch, and note a batch whose last member is settled (ledger/batches/ending.py)."""
+    """Set the state of a batch. If all its members are settled, note the batch in `ledger.complete`, so that it is
+    ended (ledger/batches/ending.py)."""
     ledger.changes.note(BATCHST, number)
     ledger.batch_states[number] = state
     if state.complete and not state.flags & ENDED:
@@ -141,8 +142,8 @@ def _mark(ledger: Ledger, hours: int | I64, entries: Rows, numbers: Numbers) -> 
 
 
 def _runs(hours: int | I64, indexes: U32, numbers: Numbers) -> Iterator[tuple[int, int, int, int]]:
-    """Split entries into runs: (hour, first index, last index, number of the batch). A run is of one batch, and within
-    one row of `batchof`."""
+    """Split entries into runs: (hour, first index, last index, number of the batch). All messages of a run are members
+    of one batch, and all its entries share one row of `batchof`."""
     ends = (indexes[1:] != indexes[:-1] + np.uint32(1)) | (indexes[1:] % BLOCK == 0) | (numbers[1:] != numbers[:-1])
     if not isinstance(hours, int):
         ends |= hours[1:] != hours[:-1]
@@ -175,7 +176,7 @@ def leave(ledger: Ledger, hour: int, rows: Rows, event: Event) -> None:
     numbers = rows["batch"] if "batch" in names else numbers_of(ledger, hour, rows["index"])
     for number, count in by_topic(numbers):
         state = ledger.batch_states.get(number)
-        if state is None or state.flags & ENDED:  # no member, or the lifetime of its batch is over
+        if state is None or state.flags & ENDED:  # not a member, or the batch has ended: nothing to count
             continue
         ledger.changes.note(BATCHST, number)
         if event is Event.ACKED:

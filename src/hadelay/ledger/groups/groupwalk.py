@@ -1,4 +1,5 @@
-"""A look at one message group: since when others wait behind its first messages, and whether Rule G holds for it.
+"""Looks at one message group: since when messages wait behind its first ones, and whether the right messages are
+blocked (Rule G in ledger/groups/messagegroups.py).
 
 The leader walks over the groups that have blocked messages, some at a time (server/delivery/groupwalk.py). Each look
 costs the same, however many messages are blocked.
@@ -26,17 +27,18 @@ class Wait(NamedTuple):
 
     #: Time, in Unix ms, from which on the first blocked message is due but waits; in the future if it is not due yet.
     since_ms: int
-    #: Text about a violation of Rule G, which is a bug; "" without one.
+    #: Violation of Rule G, in words: the wrong messages are blocked, which is a bug. "" if there is none.
     fault: str
-    #: Number of blocked messages; and the first message that they wait for, None if the group violates Rule G.
+    #: Number of blocked messages; and the first unblocked message of the group, for which they wait. None only if the
+    #: group violates Rule G.
     blocked: int = 0
     head: Head | None = None
 
 
 def next_group(ledger: Ledger, start: bytes) -> tuple[bytes | None, bytes]:
-    """(key of a group, key at which to continue). The group is the next one from the key `start` on that has blocked
-    messages, or had some lately; None if the next rows belong to a purged or deleted topic. The second key is empty at
-    the end of the table."""
+    """Find the next group, by key from `start` on, that has blocked messages or had some lately. Returns (key of the
+    group, key at which to continue). The first key is None if the next rows belong to a purged or deleted topic; the
+    second is empty at the end of the table."""
     row = ledger.tables.next_key(GROUPQ, start)
     if row is None:
         return None, b""
@@ -49,7 +51,7 @@ def next_group(ledger: Ledger, start: bytes) -> tuple[bytes | None, bytes]:
 
 
 def wait_of(ledger: Ledger, key: bytes) -> Wait | None:
-    """Look at the group with this key; None if it has no blocked messages."""
+    """What the blocked messages of the group with this key wait for; None if the group has no blocked messages."""
     stored = ledger.tables.get(GROUP, key) if is_live(ledger, key) else None
     group = None if stored is None else unpack_group(stored)
     if group is None or not group.blocked:
@@ -66,8 +68,8 @@ def wait_of(ledger: Ledger, key: bytes) -> Wait | None:
 
 
 def _fault(ledger: Ledger, group: Group, first: Head) -> str:
-    """Text about how the group violates Rule G, "" if it does not: checks the group's unblocked messages, and `first`,
-    its first blocked message."""
+    """Describe how the group violates Rule G (which of its messages are blocked); "" if it does not. Checks the group's
+    unblocked messages, and `first`, its first blocked message."""
     if len(group.heads) < group.limit:
         return f"{group.blocked} messages are blocked by {len(group.heads)}, although {group.limit} may be handed out"
     for head in (*group.heads, first):

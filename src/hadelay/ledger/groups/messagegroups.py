@@ -45,7 +45,7 @@ MESSAGE = struct.Struct(">Q")
 PLACE = struct.Struct("<II")
 _GROUP = struct.Struct("<IQQBB")
 _HEAD = struct.Struct("<QQII")
-#: First bytes of a row of table `group` without blocked messages: their number, 0.
+#: First bytes of a row of table `group` if the group has no blocked messages: their number, 0.
 _NONE_BLOCKED = bytes(4)
 #: Value of order_ms in a dead letter's row of `groupof`: a dead letter is in no group until it is redriven.
 IDLE = (1 << 63) - 1
@@ -89,7 +89,8 @@ class Change:
         self.groups: dict[bytes, Group | None] = {}
         #: Keys of groups that have no row.
         self._without: set[bytes] = set()
-        #: Entries (hour, index) that are just being filed: for these the listener is called later, by `filed`.
+        #: Entries (hour, index) that are just being filed. `finish` does not report these to the listener: `filed`
+        #: (hours/transitions.py) does so later.
         self.new: set[tuple[int, int]] = set()
         #: Entries (hour, index) whose blocked bit changes, with the new value: True for blocked.
         self._switched: dict[tuple[int, int], bool] = {}
@@ -162,8 +163,8 @@ class Change:
             self._let_go(key, group, row)
 
     def run_on(self, key: bytes, group: Group, wanted: list[tuple[int, int]]) -> int:
-        """Unblock the first blocked messages of a group as long as they are the wanted ones (hour, entry), in their
-        order. Returns their number."""
+        """Unblock the first blocked messages of a group, as long as their entries (hour, entry) are those in `wanted`,
+        in that order. Returns the number of unblocked messages."""
         rows = self._first(key, group, min(len(wanted) + 1, group.blocked))
         count = 0
         while count < min(len(rows), len(wanted)) and PLACE.unpack(rows[count][1]) == wanted[count]:
@@ -294,8 +295,8 @@ def _blocked(ledger: Ledger, hours: int | I64, rows: Rows) -> Mask:
 
 
 def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) -> None:
-    """Take ended entries (INDEX or LEASED rows) of one hour out of their groups, and unblock the next ones. A moved
-    message comes back by `rejoin`. blocked: bits of the entries that were blocked."""
+    """Take ended entries (INDEX or LEASED rows) of one hour out of their groups, and unblock the next messages of these
+    groups. A moved message comes back by `rejoin`. blocked: bitmap of those entries that were blocked."""
     names = rows.dtype.names or ()
     ids = (rows if "first_id" in names else ledger.store.entries(hour, rows["index"]))["first_id"].tolist()
     found = ledger.tables.get_many(GROUPOF, [MESSAGE.pack(first_id) for first_id in ids])
@@ -327,7 +328,8 @@ def _is_single(group: bytes | None) -> bool:
 
 def _end(ledger: Ledger, keys: list[bytes], first_ids: list[int], event: Event) -> None:
     """Subtract messages that end from their topics' counts of messages with a group, and delete their rows of
-    `groupof`. A dead letter keeps a row, and a transferred message until `rejoin`. keys: of the messages' groups."""
+    `groupof`. The row of a dead letter stays for a redrive, and that of a transferred message until `rejoin`. keys:
+    keys of the messages' groups."""
     for (number, floor), count in Counter(map(_TOPIC.unpack_from, keys)).items():
         topic = ledger.topics[number]
         topic.group_rows -= count

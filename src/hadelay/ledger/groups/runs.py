@@ -29,8 +29,9 @@ from hadelay.model import MAX_RUN
 
 
 def take_next(ledger: Ledger, rows: Rows, behind: list[int]) -> list[int]:
-    """Unblock those messages at the positions `behind` of a grant's LEASED rows that continue runs of the messages that
-    the grant has leased. Returns their positions, for the grant to lease."""
+    """Unblock messages of a grant's LEASED rows (at the positions `behind`), if they come next in a group whose
+    unblocked message the same grant has leased. Returns the positions of the unblocked messages, for the grant to
+    lease."""
     ids = np.zeros(len(behind), np.uint64)
     at = np.array(behind)
     for hour, where in rows_by_value(rows["hour"][at]):
@@ -47,7 +48,8 @@ def take_next(ledger: Ledger, rows: Rows, behind: list[int]) -> list[int]:
         group, topic = change.groups[key], ledger.topics[GROUP_KEY.unpack(key)[0]]
         if group is None or not is_live(ledger, key) or topic.settings.group_concurrency != 1 or topic.settings.paused:
             continue
-        # The unblocked message of the group is leased by this grant, which names it in front of the others.
+        # Skip the group unless this grant has leased its unblocked message, and names that message in front of the
+        # blocked ones.
         heads = [leased.get((head.hour, head.entry), len(places)) for head in group.heads]
         if not heads or max(heads) > mine[0]:
             continue

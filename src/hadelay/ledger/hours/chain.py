@@ -1,5 +1,5 @@
-"""Walks along the chain of one second's index entries (S2), from the last entry back by preGlobalIndex. Loading,
-take-overs and scans use such walks to find the messages of a second. A step costs some 60 ns.
+"""Walks the linked list of one second's index entries, from the last entry back by preGlobalIndex. Loading due
+messages, taking over as leader and scans use such walks to find the messages of a second. A step costs some 60 ns.
 
 The walk checks every link. A link always points to an *older* entry, so a walk ends by construction and a cycle shows
 as a link forward; and every entry must have its own number, its second, the next smaller localIndex and a CRC that
@@ -89,7 +89,7 @@ class ChainWalk:
         base, view = self._view(at)
         for _ in range(limit - 1):
             before = view[(at - base) * _STRIDE + _PRE]
-            if before >= at:  # also true for NONE32, the end of the chain: it is greater than any number
+            if before >= at:  # NONE32, the end of the chain, or a link that does not lead back
                 self._next = before
                 return found
             append(before)
@@ -100,7 +100,8 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """Part of the index with entry `at` (if mapped into memory, all): (number of its first entry, 32-bit words)."""
+        """(number of the first entry, 32-bit words) of a part of the index that contains entry `at`; of the whole index
+        if the hour is mapped into memory."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)

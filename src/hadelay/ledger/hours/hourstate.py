@@ -37,7 +37,8 @@ def is_in(indexes: U32, bits: BitMap, others: BitMap = _NONE) -> Mask:
     return np.isin(indexes, indexes_of(found)) if found else np.zeros(len(indexes), np.bool_)
 
 
-#: Limit of the distinct values of a column that are looked for one by one.
+#: Limit of distinct values in a column up to which `rows_by_value` compares the column with each value; beyond, it
+#: sorts.
 _DISTINCT = 8
 
 
@@ -77,7 +78,7 @@ class HourState:
     open_seconds: U32 | None = None
     #: Number of entries whose message was filed in another entry before; the table `place` points at such entries.
     returned: int = 0
-    #: Numbers of the next entries for maintenance: `carried` for CARRY, `retire_at` for RETIRE and DROP_DEAD.
+    #: Numbers of the entries at which maintenance continues: `carried` for CARRY, `retire_at` for RETIRE and DROP_DEAD.
     carried: int = 0
     retire_at: int = 0
     #: Number of entries whose message has a client key.

@@ -36,7 +36,7 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     found = stored_entry(ledger, message_id)
     if found is None or found.hour < DEAD_HOURS:
         return found
-    # deliver_at_ms of a dead letter is its time of death.
+    # The deliver_at_ms of a dead letter is its time of death: letters that died at or before the mark are purged.
     mark_ms = ledger.topics[int(found.rows["topic"][0])].dead_mark_ms
     return found if found.rows["deliver_at_ms"][0] > mark_ms else None
 
@@ -52,7 +52,8 @@ def stored_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
-    """(hours, globalIndexes) of the messages' present entries, hour -1 if gone. Does not read the entries."""
+    """(hours, globalIndexes) of the present entries of these messages; hour -1 for a message that is gone. The entries
+    themselves are not read."""
     found = np.array([_present(ledger, message_id) for message_id in ids], np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 

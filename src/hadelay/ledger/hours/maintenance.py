@@ -29,8 +29,8 @@ from hadelay.model import DEAD_HOURS, Event, pack_id
 
 #: Limit of bytes of records that CARRY copies in one apply; one larger record is copied in any case.
 ROLL_FORWARD_BYTES = 4 << 20
-#: Limits of keys that RETIRE forgets in one apply: each costs some look-ups in the tables, and with subscriptions reads
-#: of the index.
+#: Limits of client keys that RETIRE forgets in one apply, without and with subscriptions: each key costs some look-ups
+#: in the tables, and with subscriptions also reads of the index.
 MAX_KEYS, MAX_SHARED_KEYS = 512, 128
 #: Bit mask for the part of a message id without the group: hour and index of the message's first entry.
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
@@ -42,7 +42,8 @@ MAX_GROUPED = 512
 
 
 def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, int]:
-    """(INDEX rows neither settled nor leased, number of the next entry) of up to `limit` entries from `start` on."""
+    """Read up to `limit` entries of an hour, from number `start` on. Returns (INDEX rows of the entries that wait,
+    number of the next entry to read)."""
     end = min(start + min(max(limit, 1), MAX_SLICE), ledger.store.count(hour))
     rows = ledger.store.entries(hour, slice(start, end))
     if hour_state := ledger.hours.get(hour):
@@ -55,7 +56,7 @@ def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, i
 
 
 def _cancel_tombstoned(ledger: Ledger, hour: int, rows: Rows) -> Rows:
-    """Cancel the entries that a deletion or purge of their topic covers; returns the other entries."""
+    """Cancel the entries whose topic was deleted or purged after they were filed; returns the other entries."""
     alive = ledger.topics.alive(rows)
     marked = alive & ledger.topics.marked(rows)
     for some in (rows[~alive], rows[marked]):
@@ -76,7 +77,8 @@ def sweep(ledger: Ledger, command: Maintain) -> JobResult:
     hours = (h for h in ledger.store.hours() if h < DEAD_HOURS)
     later = [h for h in hours if h > hour or (h == hour and start < ledger.store.count(h))]
     if not later:
-        # Cancelled entries that are left were filed during the sweep (by a returned lease, say): start again.
+        # SWEEP is through all hours. Cancelled entries that are left were filed meanwhile (by a returned lease, say):
+        # start again.
         ledger.sweep = (0, 0)
         ledger.topics.swept()
         return JobResult(not ledger.topics.to_sweep(), 0)

@@ -31,7 +31,7 @@ def failed(rows: Rows) -> Mask:
 
 
 def begin(ledger: Ledger, hours: I64, rows: Rows) -> None:
-    """Count entries (INDEX rows) that begin to wait, as far as an attempt failed before."""
+    """Count entries (INDEX rows) that begin to wait as retrying, if an attempt of their message failed before."""
     some = failed(rows)
     if not some.any():
         return
@@ -43,8 +43,8 @@ def begin(ledger: Ledger, hours: I64, rows: Rows) -> None:
 
 
 def end(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """Stop to count entries of an hour as retrying, because they no longer wait: they ended (INDEX rows), or are leased
-    now (LEASED rows)."""
+    """Stop counting entries of an hour as retrying: they no longer wait, because they ended (INDEX rows) or were leased
+    (LEASED rows)."""
     hour_state = ledger.hour_state(hour)
     if not hour_state.retrying:
         return

@@ -31,7 +31,8 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
-#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of that attempt counts until the message is leased.
+#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of that attempt counts until the message is leased
+#: again.
 FLAG_LEASE_EXPIRED = 1
 #: Bits of INDEX.flags: the message has a client key, a TTL (table `ttlof`), a webhook URL of its own (meta `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
@@ -48,7 +49,8 @@ FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WA
 
 #: Layout of the key in tables that are keyed by message id.
 ID_KEY = struct.Struct(">Q")
-#: Table: id of a message that moved → hour and index of its entry, topic to send it back to, last failures.
+#: Table: id of a message that moved → hour and index of its present entry, topic from which it was routed away, last
+#: failures.
 PLACE = b"place"
 PLACE_VALUE = struct.Struct("<II")
 SOURCE = struct.Struct("<I")
@@ -143,8 +145,8 @@ def settle(
 
 
 def _count_settled(ledger: Ledger, leaving: Leaving, event: Event, hour_state: HourState) -> tuple[bool, bool]:
-    """Count settled entries in their topics. Returns whether a message of them may be of a message group, and whether
-    one may be a member of a batch."""
+    """Count settled entries in their topics. Returns two flags: whether one of the messages may be in a message group,
+    and whether one may be a member of a batch."""
     hour, rows, grouped, batched = leaving.hour, leaving.rows, False, False
     for number, count, size in by_topic_bytes(rows):
         if event not in MOVES:
@@ -233,8 +235,9 @@ def file_anew(
     ledger: Ledger, leaving: Leaving, hours: I64, new: Rows, event: Event, *, attempts: NDArray[np.uint16],
     source: int | None = None,
 ) -> None:  # fmt: skip
-    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. If an hour is not of
-    dead letters, the caller calls `filed` afterwards. source: topic that the messages leave, to be sent back there."""
+    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. Unless the new hours
+    are for dead letters, the caller has to call `filed` afterwards. source: number of the topic that the messages
+    leave, stored so that they can be sent back there."""
     _append_moved(ledger, leaving.hour, hours, new)
     settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
     hour_state = ledger.hour_state(leaving.hour)
@@ -258,9 +261,10 @@ def file_anew(
 
 
 def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
-    """Source and last failures of each message as bytes, including the present failure."""
+    """What table `place` stores of each message beside its entry, as bytes: its source topic and its last failures,
+    including the present failure."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
-    # A message that never moved has no failures; it still is in the entry that its id names.
+    # A message that is still in the entry that its id names has never moved, and has no failures: spare the look-up.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
     tails = [

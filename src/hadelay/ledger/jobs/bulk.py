@@ -96,7 +96,8 @@ def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
 
 
 def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
-    """Begin a bulk job. A definite refusal is remembered under the request's key, as a job is."""
+    """Begin a bulk job. A definite refusal is remembered under the request's Idempotency-Key, just as a begun job
+    is."""
     spec = command.spec
     if not command.request:
         return _judged(ledger, command)
@@ -113,7 +114,7 @@ def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
 
 
 def _judged(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
-    """Begin a job that is no repetition, or refuse it."""
+    """Begin a job whose request is no repetition, or refuse it."""
     spec = command.spec
     if (refused := problem(spec, ledger.now_ms, ledger.settings.max_delay_ms)) is not None:
         return refused
@@ -131,7 +132,7 @@ def _judged(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
 
 
 def _no_job(ledger: Ledger, topics: list[TopicState], by: str) -> Refused | None:
-    """Why no further job of these topics can begin."""
+    """Refusal if no further job of these topics can begin now; None if one can."""
     if worn := [topic.name for topic in topics if topic.generation == MAX_GENERATION]:
         return Refused("too_many_generations", f"{worn[0]!r} was purged {MAX_GENERATION} times: use another name")
     ledger.by = by
@@ -238,7 +239,8 @@ def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
 
 
 def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
-    """Change messages of one hour, as far as the job still may, and add all of these messages to the job's counts."""
+    """Change those messages of one hour that the job may still change, and add all given messages to the job's
+    counts."""
     rows, on_dead = leaving.rows, job.spec.action in ON_DEAD
     codes = states_of(ledger, leaving.hour, rows, ledger.now_ms)
     meant = rows["generation"] < job.generations(len(ledger.topics.all))[rows["topic"]]
@@ -280,8 +282,8 @@ def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
 
 
 def _generations(ledger: Ledger, job: BulkJob, rows: Rows) -> NDArray[np.uint16]:
-    """Generations for the new entries of these messages: the job's generation, or a higher one of the latest partial
-    purge, so that this purge does not cancel the changed messages."""
+    """Generations for the new entries of messages that a job changes: the job's generation, or that of the topic's
+    latest partial purge if it is higher, so that this purge does not cancel the changed messages."""
     found = np.zeros(len(rows), np.uint16)
     for number, _ in by_topic(rows["topic"]):
         purged = [mark.generation for mark in ledger.topics[number].marks]

@@ -46,8 +46,9 @@ class BulkJob(Watched):
     stopped: bool = False
     #: Counts of the messages that the job reached. done: changed. leased: left alone because leased. settled: ended
     #: since the job began. moved: rescheduled or retried since the job began. refused: the change is forbidden (due
-    #: beyond max_delay, or another message has the client key by now). Of a fill, done: copied. settled: cancelled or
-    #: expired before. refused: no copy, because the subscription is full and drops (on_full), or an hour is full.
+    #: beyond max_delay, or another message has the client key by now). For a fill, done counts the copied messages,
+    #: settled those that were cancelled or expired before, and refused those not copied because an hour or the
+    #: subscription (with on_full "drop") is full.
     done: int = 0
     leased: int = 0
     settled: int = 0

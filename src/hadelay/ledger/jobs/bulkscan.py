@@ -22,13 +22,15 @@ from hadelay.words import error_group
 
 #: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
 SLICE = 2_048
-#: Number above all generations: limit for counts of messages before a job begins, which leave out no generation.
+#: Number above all generations. A count of messages before a job begins takes it as the limit, to leave out no
+#: generation.
 EVERY_GENERATION = 1 << 16
 _STATES = tuple(State)
 
 
 def new_due_ms(spec: JobSpec, began_ms: int, due_ms: I64) -> I64:
-    """New due times, after a reschedule or deliver_now, of messages due at `due_ms`; times in the past mean now."""
+    """New due times of messages due at `due_ms`, as a job with the action reschedule or deliver_now gives them; a time
+    in the past means now."""
     if spec.shift_ms is not None:
         return due_ms + np.int64(spec.shift_ms)
     if spec.at_ms is not None:
@@ -51,8 +53,8 @@ def reads_records(spec: JobSpec) -> bool:
 
 @dataclass(slots=True)
 class JobScan:
-    """Search for the messages that a job may change, from its cursor on. By tags and client key the index selects too
-    many: the caller then checks the records (`passes`)."""
+    """Search for the messages that a job may change, from its cursor on. For a filter by tags, client key, group or
+    schedule, it finds too many messages: the caller then checks the records (`passes`)."""
 
     ledger: Ledger
     spec: JobSpec
@@ -66,7 +68,7 @@ class JobScan:
     #: Cache: (event, number of the reason) of a last failure → whether the job's filter selects messages with it.
     _errors: dict[tuple[Event | None, int], bool] = field(init=False, default_factory=dict)
     _fills: bool = field(init=False)
-    #: Whether the job is for messages that wait for a retry alone.
+    #: Whether the job is only for messages that wait for a retry.
     _retries: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +79,8 @@ class JobScan:
 
     def step(self, now_ms: int) -> tuple[int, Rows]:
         """Look at one slice of an hour's entries, and move the cursor behind it; returns (hour, INDEX rows that the job
-        may change, with leased ones). Raises DamagedFile if such a row fails its checksum, and leaves the cursor."""
+        may change, with leased ones). Raises DamagedFile if such a row fails its checksum; the cursor then stays where
+        it was."""
         store, (hour, start) = self.ledger.store, self.cursor
         if not self._has(hour) or start >= store.count(hour):
             following = next((h for h in store.hours() if h > hour and self._has(h)), None)
@@ -85,7 +88,7 @@ class JobScan:
                 self.cursor = LAST
                 return 0, NO_ROWS
             hour, start = following, 0
-        # The last error of each message is in a table.
+        # With a filter by error, a slice is smaller: the last error of each message has to be looked up in a table.
         end = min(start + (SLICE // 4 if self.spec.error else SLICE), store.count(hour))
         rows = self._meant(hour, start, end, now_ms)
         self.cursor = (hour, end)
@@ -139,7 +142,8 @@ class JobScan:
         return found
 
     def _failed_so(self, first_id: int) -> bool:
-        """Whether the last error of a message belongs to the same group as the error of the filter."""
+        """Whether the last error of the message is in the same group of errors (words.error_group) as the error of the
+        job's filter."""
         failures = failures_of(self.ledger, first_id)
         event, reason = (failures[-1][1], failures[-1][3]) if failures else (None, NONE32)
         if (known := self._errors.get((event, reason))) is None:

@@ -28,7 +28,8 @@ _KEPT_MS = 24 * HOUR_MS
 
 
 def keep_results(ledger: Ledger, command: SettleLeases, done: Mask) -> None:
-    """Store the results of an ACK whose leases were acked by this command. done: per lease, whether it was."""
+    """Store the results that an ACK carries, for the leases that it acked. done: per lease, whether the ACK acked
+    it."""
     results = command.results
     assert results is not None
     numbers = [lease for lease in results if done[lease]]
@@ -71,7 +72,7 @@ def result_of(ledger: Ledger, message_id: int) -> bytes | None:
 
 
 def forget_results(ledger: Ledger, hour_state: HourState, rows: Rows) -> None:
-    """Forget the results among these entries of an hour that is being deleted."""
+    """Delete the stored results of acks whose entries are among these rows of an hour that is being deleted."""
     rows = rows[rows["attempt"] == RESULT_ATTEMPT]
     for first_id in rows["first_id"].tolist():
         ledger.tables.delete(RESULTS, ID_KEY.pack(first_id))

@@ -40,7 +40,7 @@ from hadelay.settings.kinds import TOPIC_NAME
 #: Encodes JSON in ASCII, which is the same for every version of Python: replicas must not differ.
 to_json = json.JSONEncoder(separators=(",", ":")).encode
 _EPOCH = datetime.fromtimestamp(0, UTC)
-#: Limit of an occurrence in a meta map, in Unix ms: the end of the year 9999.
+#: Limit of the times that `instant` shows, in Unix ms: the end of the year 9999.
 _MAX_MS = 253_402_300_800_000
 
 
@@ -136,7 +136,8 @@ def _asked(
 
 
 def _results(results: dict[int, AckResult]) -> dict[int, CallReply]:
-    """Results of handlers in the form of webhooks' answers, as bodies of callbacks: position of a lease → answer."""
+    """Convert handlers' results to the form of webhooks' answers, which become the bodies of callbacks: position of a
+    lease → answer."""
     return {
         lease: CallReply(0, "application/json", result.json[:MAX_REPLY], len(result.json) > MAX_REPLY)
         for lease, result in results.items()
@@ -153,7 +154,8 @@ def _success(topic: TopicState, row: np.void, meta: CallbackMeta, reply: CallRep
 
 
 def _body(reply: CallReply) -> dict[str, Any]:
-    """The body as text; as base64 if it is not UTF-8. A character that the limit of the body cuts is left out."""
+    """The body of an answer as text, or as base64 if it is not UTF-8. A last character that the size limit cut is left
+    out."""
     try:
         return {"body": reply.body.decode()}
     except UnicodeDecodeError as error:

@@ -214,7 +214,8 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # Keep a finished redrive during its first ms: messages that die in this ms must get a later time (last_death_ms).
+    # A finished redrive stays until the millisecond in which it began is over: messages that die in that millisecond
+    # must get a later time of death (last_death_ms).
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
@@ -278,7 +279,7 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """Forget dead letters; the caller settles their entries."""
+    """Delete the table rows of dead letters; the caller settles their entries."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
@@ -305,8 +306,9 @@ def apply_alerted(ledger: Ledger, command: Alerted) -> JobResult | Refused:
 
 
 def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Generator[None, None, Letters]:
-    """The next dead letters after the cursor `after` (b"": all). A generator that yields after each slice: letters
-    redriven or deleted since the last checkpoint are passed over one by one. Letters may be gone when it returns."""
+    """List the next dead letters after the cursor `after` (b"": from the first on). A generator that yields after each
+    slice, since letters redriven or deleted since the last checkpoint are skipped one by one. Letters of the result may
+    be gone when it returns."""
     start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
     found = yield from ledger.tables.range_slices(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
     return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -73,8 +73,8 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
 
 
 def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> tuple[Mask, Mask | None]:
-    """Fill LEASED rows of a grant from their index entries. Returns masks of the messages that may be leased, and of
-    those that might be if they were not blocked; None: nothing is blocked."""
+    """Fill LEASED rows of a grant from their index entries. Returns two masks: messages that may be leased, and
+    messages that might be leased if their groups did not block them (None: no message is blocked)."""
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
@@ -102,7 +102,8 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> t
 
 
 def _lease_runs(ledger: Ledger, rows: Rows, behind: list[int], consumer: int, node: int) -> None:
-    """Lease blocked messages that continue the runs of messages leased by the same grant. behind: their positions."""
+    """Lease blocked messages that continue the runs of messages leased by the same grant. behind: positions of the
+    blocked messages."""
     if not (taken := np.array(runs.take_next(ledger, rows, behind), np.intp)).size:
         return
     for hour, where in rows_by_value(rows["hour"][taken]):
@@ -154,6 +155,6 @@ def _remember_request(ledger: Ledger, grant: OpenGrant) -> None:
     requests.pop(grant.request_id, None)
     while len(requests) >= ledger.settings.requests_per_consumer:
         request_id, key = next(iter(requests.items()))
-        ledger.changes.note(GRANTS, key)  # the grant's row says whether its request id is remembered
+        ledger.changes.note(GRANTS, key)  # its row changes: the row says whether the request id is remembered
         del requests[request_id]
     requests[grant.request_id] = grant.key

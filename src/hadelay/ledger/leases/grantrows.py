@@ -10,7 +10,7 @@ from hadelay.codec.formats import Mask, Rows
 from hadelay.ledger.changedrows import HasRow
 
 #: Row of an OpenGrant, one per message. `event`: number of its `leased` event in the dispatch log; `batch`: number of
-#: the batch that it is a member of, 0 without one; `open`: 1 if leased.
+#: the message's batch, 0 if it is in no batch; `open`: 1 while the message is leased.
 LEASED = np.dtype(
     [
         ("hour", "<u4"),

@@ -44,7 +44,7 @@ Backoff = tuple[int, ...] | Exponential
 _MAX_STEPS = 65_534
 #: Number of equal parts of a retry's wait: the jitter of a backoff is computed in these parts, with integers only.
 _PARTS = 1 << 20
-#: Cost of returning one message, in bytes of MOVE_BYTES; the size of the message's record is added.
+#: Cost of moving one returned message, in bytes that count towards MOVE_BYTES; the size of a copied record is added.
 _MOVE_COST = 2_048
 
 
@@ -155,8 +155,8 @@ class ReturnedLeases:
         self.left = MOVE_BYTES
 
     def give_back(self, grant: OpenGrant, positions: NDArray[np.intp], delays: U32 | None = None) -> int:
-        """End leases at these positions, as many as the command may move; returns their number. delays: of a NACK
-        (ms)."""
+        """End leases at these positions, as many as the command may still move; returns the number of ended leases.
+        delays: hand-out delay of each lease of a NACK, in ms."""
         if self.left <= 0:
             return 0
         leased = grant.rows[positions]

@@ -17,15 +17,15 @@ from hadelay.model import DEAD_HOURS, HOUR_MS
 #: Range of due times, in Unix ms; both ends are included.
 Range = tuple[int, int]
 
-#: Largest time in ms from the last stamp to the due time of a message that is handed out ahead of its grant.
+#: Limit of the time, in ms, from cluster time to the due time of a message that is handed out ahead of its grant.
 AHEAD_MS = 50
 #: Limit of ranges; beyond it, the two oldest become one.
 MAX_RANGES = 32
 
 
 def goes_ahead(ledger: Ledger, second: int, due_ms: I64) -> bool:
-    """Whether a leader may hand out messages with these due times ahead of their grant. second: that of the leader's
-    dispatch cursor, since 1970."""
+    """Whether a leader may hand out messages with these due times ahead of their grant. second: the second that the
+    leader's dispatch cursor has reached, in Unix time."""
     return bool(due_ms.min() >= second * 1000 and due_ms.max() <= ledger.now_ms + AHEAD_MS)
 
 
@@ -74,7 +74,7 @@ def _has_open(ledger: Ledger, counts: list[tuple[int, U32]], first_ms: int, last
         return False
     running = ledger.now_hour
     if last_ms // HOUR_MS > running and ledger.store.count(last_ms // HOUR_MS):
-        return True  # the seconds of an hour that has not begun are not counted yet
+        return True  # not counted by second until the hour begins: assume open messages
     for hour, seconds in counts:
         if first_ms // HOUR_MS <= hour <= min(last_ms // HOUR_MS, running, DEAD_HOURS - 1):
             start = hour * SECONDS_PER_HOUR

@@ -22,9 +22,9 @@ from hadelay.model import NONE32, SEPARATOR, Event
 
 
 def transfer(ledger: Ledger, leaving: Leaving, into: str) -> int:
-    """Move waiting messages (INDEX rows of one hour) to the topic `into`, or with "" to the topics in which they died.
-    Returns the number of the moved ones: a message stays if its new topic is missing or full, or is the one that it is
-    in."""
+    """Move waiting messages (INDEX rows of one hour) to the topic `into`; if `into` is "", back to the topics in which
+    they died. Returns the number of moved messages: a message stays if its new topic is missing or full, or is its
+    present topic."""
     fills.copy_before_move(ledger, leaving.hour, leaving.rows)
     rows = leaving.rows
     places = ledger.tables.get_many(PLACE, [ID_KEY.pack(first_id) for first_id in rows["first_id"].tolist()])

@@ -1,4 +1,4 @@
-"""Token buckets, whose callers pass the time, and the limits of one topic on hand-outs.
+"""Token buckets that read no clock (callers pass the time), and the limits on hand-outs of one topic.
 
 A bucket is one number, the time up to which its tokens are spent (GCRA): a token appears every `interval_ns`, at most
 `depth` of them wait. Times are whole nanoseconds, so that every node computes the same, and apply may use a bucket.
@@ -57,7 +57,8 @@ def publish_bucket(rate: float, spent_ns: int) -> TokenBucket:
 
 
 class Allowance(NamedTuple):
-    """Number of messages that may be handed out now, name of the limit, and time when more may be (or NEVER_MS)."""
+    """Number of messages that may be handed out now; name of the limit that decides; and time, in ms, at which its
+    tokens allow more (NEVER_MS if time alone does not)."""
 
     most: int
     cause: str = ""
@@ -101,7 +102,7 @@ class HandoutLimits:
 
 
 def _bucket(rate: float | None, now_ms: int, before: TokenBucket | None) -> TokenBucket | None:
-    """Bucket for a rate; None without one. The bucket starts empty, so that a take-over or a new setting causes no
+    """Bucket for a rate; None without a rate. The bucket starts empty, so that a take-over or a new setting causes no
     burst; with an unchanged rate the old bucket continues."""
     if rate is None:
         return None

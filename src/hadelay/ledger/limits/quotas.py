@@ -28,7 +28,8 @@ class Room:
     def __init__(self, topic: TopicState) -> None:
         settings = topic.settings
         self.number, self._subscribed = topic.number, SEPARATOR in topic.name
-        #: Whether a message without room is not copied, instead of being refused.
+        #: Whether the subscription drops copies for which it has no room (on_full "drop"); otherwise the message is
+        #: refused.
         self.drops = settings.on_full == "drop"
         self.messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
         self.bytes = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
@@ -54,9 +55,10 @@ class _Row(NamedTuple):
     at: int
     size: int
     keyed: bool
-    #: Row of the command that the row replaces, or numbers of the topics in whose queues it replaces another message.
+    #: Row of the same command whose message this row replaces; or numbers of the topics in whose queues it replaces an
+    #: earlier message.
     replaced: int | Collection[int]
-    #: Rooms that the row and its copies need.
+    #: Room of each queue in which the row and its copies are to be filed.
     rooms: list[Room]
 
 

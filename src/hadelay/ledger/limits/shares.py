@@ -1,4 +1,4 @@
-"""Shares: no token takes a whole table that all tenants use (ADR 265).
+"""Shares: limits that keep one token from using up a table that all tenants share (ADR 265).
 
 A row of a shared table counts for the name of the token whose request made the row. Tokens of one name may make a part
 of the table's rows, their share, and the last tenth of a table is kept for tokens with the scope `admin` for the whole
@@ -16,9 +16,9 @@ from hadelay.rights import Rights, Token
 
 class Table(NamedTuple):
     name: str
-    #: The table's rows, in words for users.
+    #: What error messages call the table's rows.
     rows: str
-    #: Part of the limit that tokens of one name may use; and part of the limit that is kept for admin tokens.
+    #: Fraction of the limit that tokens of one name may use; and fraction of the limit that is kept for admin tokens.
     share: float
     kept: float
     #: What a user can do once no row is left.
@@ -56,7 +56,7 @@ def admin_names(tokens: Iterable[Token]) -> frozenset[str]:
 
 
 def is_bounded(ledger: Ledger) -> bool:
-    """Whether shares hold for the present request."""
+    """Whether shares limit the present request. They do not limit admin tokens, nor requests without a token."""
     return bool(ledger.by) and ledger.by not in ledger.admins
 
 
@@ -66,7 +66,8 @@ def made_by(ledger: Ledger, table: Table) -> int:
 
 
 def room(ledger: Ledger, table: Table, used: int, limit: int, mine: int | None = None) -> int:
-    """Number of rows that the present request may make. mine: rows that its tokens made; default: as counted."""
+    """Number of rows of the table that the present request may still make. used: number of rows in the table. mine:
+    number of rows that tokens with the request's token name made; default: as counted."""
     left = limit - used
     if is_bounded(ledger):
         mine = made_by(ledger, table) if mine is None else mine
@@ -93,13 +94,13 @@ def refusal(ledger: Ledger, table: Table, used: int, limit: int, *, mine: int | 
 
 
 def took(ledger: Ledger, table: Table, amount: int = 1) -> None:
-    """Count rows that the present request made."""
+    """Count rows that the present request made, for the share of its token."""
     if ledger.by and amount:
         ledger.made.setdefault(table.name, Counter())[ledger.by] += amount
 
 
 def gave_back(ledger: Ledger, table: Table, by: str, amount: int = 1) -> None:
-    """Count rows that ended and that tokens of this name had made."""
+    """Subtract deleted rows from the count of the tokens with this name, which had made the rows."""
     made = ledger.made.get(table.name, Counter())
     if made[by] > amount:
         made[by] -= amount
@@ -108,7 +109,8 @@ def gave_back(ledger: Ledger, table: Table, by: str, amount: int = 1) -> None:
 
 
 def begin_epoch(ledger: Ledger) -> None:
-    """Begin to count the rows of a new table of Idempotency-Keys."""
+    """Begin to count the rows of a new table of Idempotency-Keys; the counts so far become those of the table
+    before."""
     ledger.made.pop(KEYS_BEFORE.name, None)
     if KEYS.name in ledger.made:
         ledger.made[KEYS_BEFORE.name] = ledger.made.pop(KEYS.name)

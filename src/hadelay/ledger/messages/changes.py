@@ -84,8 +84,8 @@ class _Joint:
 def refile(
     ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, generations: NDArray[np.uint16] | None = None
 ) -> None:
-    """Give waiting messages these due times, and restart TTLs. again: whether they get the topic's present
-    generation."""
+    """Give waiting messages these due times, and restart their TTLs. generations: of the new entries; None: the latest
+    generations of their topics."""
     rows = leaving.rows
     fills.copy_before_move(ledger, leaving.hour, rows)
     # Keep the flag that lets a late ack count for the attempt whose lease ran out.
@@ -123,7 +123,8 @@ class _Reschedule:
     def __init__(self, ledger: Ledger, command: RescheduleCommand) -> None:
         self._ledger, self._node = ledger, ledger.number_of(NODE, command.node)
         self._delay_ms = max(command.when_ms if command.relative else command.when_ms - ledger.now_ms, 0)
-        #: Due times of the messages that may change; a repeated command finds the second.
+        #: A message is changed only if its due time is one of these: the time that the command expects (negative: any),
+        #: or the new time, which the message has already if the command is repeated.
         self._expected = (command.expected_ms, -1 if command.relative else command.when_ms)
         #: Number of bytes of records that may still be moved.
         self.room = MAX_MOVED_BYTES

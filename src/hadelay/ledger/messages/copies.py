@@ -1,5 +1,5 @@
-"""A published message and its copies for subscriptions: each finds the others by ids and shared records (ADR 244), and
-the copies that a fill made later by tables (ADR 229):
+"""A published message and its copies for subscriptions. Each is found from the others by ids and shared records (ADR
+244); copies that a fill made later are found by tables (ADR 229):
 
     table `copies`  id of a published message u64  →  per copy {topic u32, lives u16, id u64}
     table `copyof`  id of a copy u64               →  id of the published message u64
@@ -35,7 +35,7 @@ def filled_copies(ledger: Ledger, message_id: int) -> list[FilledCopy]:
 
 
 def filled_from(ledger: Ledger, message_id: int) -> int | None:
-    """Id of the published message of which a fill made this copy; None for all other messages."""
+    """Id of the published message of which a fill made this copy; None for a message that no fill made."""
     stored = ledger.tables.get(COPYOF, ID_KEY.pack(message_id)) if ledger.filled_copies else None
     return None if stored is None else int(ID_KEY.unpack(stored)[0])
 
@@ -47,22 +47,23 @@ def published_in(ledger: Ledger, copy: int, record: bytes) -> int:
 
 
 def copies_of(ledger: Ledger, message_id: int) -> list[int]:
-    """Ids of the copies of a published message for subscriptions; none for other messages, and for a copy. Copies that
-    are gone may be left out."""
+    """Ids of a published message's copies for subscriptions; none if the message is a copy itself. Copies that are gone
+    may be left out."""
     if not ledger.topics.subscriptions:
         return []
     return [*_copies_behind(ledger, message_id), *(copy.id for copy in filled_copies(ledger, message_id))]
 
 
 def _copies_behind(ledger: Ledger, message_id: int) -> list[int]:
-    """Ids of the copies that were filed with the message."""
+    """Ids of the copies that the same PUBLISH filed directly behind the message."""
     _, hour, index = unpack_id(message_id)
-    # The id may be of no message: a command may name any number of 64 bits.
+    # Stop at the end of 64 bits: a command may name any number as an id, also one of no message.
     after = range(message_id + 1, min(message_id + MAX_SUBSCRIPTIONS + 1, 1 << 64))
     if index >= ledger.store.count(hour):
         own = (copy for copy in after if filled_from(ledger, copy) is None)
         return [copy for copy in own if published_id(ledger, copy) == message_id]
-    # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
+    # Copies were filed directly behind the message, and share its record: no other entry shares a record under a new
+    # id.
     first = max(index - 1, 0)
     rows = ledger.store.entries(hour, slice(first, index + 1 + MAX_SUBSCRIPTIONS))
     offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first

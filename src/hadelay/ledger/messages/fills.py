@@ -48,8 +48,8 @@ def meant(ledger: Ledger, rows: Rows) -> Mask:
 
 def _meant_by(ledger: Ledger, job: BulkJob, rows: Rows) -> Mask:
     """Mask of the INDEX rows that a fill has to copy: messages of its topic from before it began, but not from before
-    the topic's last deletion, which may still be leased. A dead letter that was routed to the topic was not published
-    there."""
+    the topic's last deletion, which may still be leased. A dead letter that was routed to the topic is left out: it was
+    not published there."""
     ((number, generation),) = job.topics.items()
     routed = rows["flags"] & np.uint16(FLAG_ROUTED) != 0
     older = (rows["generation"] < generation) & (rows["generation"] >= ledger.topics[number].born)
@@ -96,8 +96,8 @@ def open_for(ledger: Ledger, topics: Iterable[int], hour: int, rows: Rows, now_m
 
 
 def entries_of(ledger: Ledger, entries: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
-    """Entries of a fill's step, named by ids made from hour and globalIndex: (hour, INDEX rows). In place of an entry
-    that its message has left, perhaps by a CARRY since the search: the present entry."""
+    """Look up the entries of a fill's step, named by ids made from hour and globalIndex: (hour, INDEX rows). If a
+    message has left its entry, perhaps by a CARRY since the search, its present entry is returned."""
     places = np.array([unpack_id(entry)[1:] for entry in entries.tolist()], np.int64).reshape(-1, 2)
     found, moved = [], list[int]()
     for hour, where in rows_by_value(places[:, 0]):
@@ -207,7 +207,8 @@ def _put(ledger: Ledger, message_id: int, copies: list[FilledCopy]) -> None:
 
 
 def forget_some(ledger: Ledger, hour: int, limit: int) -> int:
-    """Forget that fills made copies whose entries are in an hour to be deleted, `limit` of them; returns how many."""
+    """Delete the table rows of copies that fills made and whose entries are in an hour to be deleted, at most `limit`
+    copies at a time; returns the number of these copies."""
     hour_state = ledger.hour_state(hour)
     some = indexes_of(hour_state.filled)[:limit]
     for copy in ledger.store.entries(hour, some)["first_id"].tolist() if len(some) else ():

@@ -23,8 +23,8 @@ from hadelay.ledger.messages.unique import is_unique
 from hadelay.ledger.state import Ledger
 from hadelay.model import Draft, State, unpack_id
 
-#: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], maybe ids of others u8[].
-#: Of a refused command the number of rows is 0, and MessagePack [code, detail] follows.
+#: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], and u8[] of the ids in
+#: `others`, if there are any. Of a refused command the number of rows is 0, and MessagePack [code, detail] follows.
 _HEAD = struct.Struct("<QI")
 #: Layout of a stored answer with a single row and without `others`.
 _ONE = struct.Struct("<QIQqB")
@@ -60,7 +60,7 @@ def turn(ledger: Ledger) -> None:
 
 def _room(ledger: Ledger) -> int:
     """Limit of the Idempotency-Keys in one table. Periods of `unique_for` count, too, and cannot be forgotten early.
-    They take half of the limit at most; after the limit was lowered, there may be more of them."""
+    They take at most half of the limit, even if the limit was lowered and there are more of them."""
     most = ledger.settings.idempotency_max_keys
     return (most - min(ledger.unique_count, most // 2)) // 2
 
@@ -141,10 +141,12 @@ def _refuse_row(result: PublishResult, at: int) -> None:
 
 
 def _is_cancelled(ledger: Ledger, message_id: int) -> bool:
-    """Whether the message and all of its copies were cancelled, or purged: their topic, or their dead letters."""
+    """Whether the message and all of its copies were cancelled, also by a purge of their topic or of their dead
+    letters."""
     states = [state_of(ledger, place, ledger.now_ms) for _, place in family(ledger, message_id)]
     if not states:
-        # Nothing is left: the dead letter was purged, unless the message was settled and its hour is deleted.
+        # No entry is found. If the hour of the message's id still exists, the dead letter was purged; otherwise the
+        # message was settled, and its hour is deleted.
         _, hour, index = unpack_id(message_id)
         return index < ledger.store.count(hour)
     return all(state is State.CANCELLED for state in states)

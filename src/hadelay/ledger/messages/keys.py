@@ -25,7 +25,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.model import KEEP, REJECT, SEPARATOR, Event, State
 
 KEY, KEYOF = b"key", b"keyof"
-#: Layout of the beginning of a key: number and lives of the topic.
+#: Layout of the first bytes of a key in table `key`: number of the topic, and number of its deletions (`lives`).
 SCOPE = struct.Struct(">IH")
 _VALUE = struct.Struct("<Qq")
 
@@ -67,7 +67,8 @@ class Batch:
         self.take &= ~wrong
 
     def refuse_rows(self, rows: list[int], code: RowCode) -> None:
-        """`refuse` for these rows, all at once: each call costs as much as the command has rows."""
+        """Refuse these rows, like `refuse`. Call this once for all rows: a call costs as much as the command has
+        rows."""
         if rows:
             wrong = np.zeros(len(self.take), np.bool_)
             wrong[rows] = True
@@ -203,14 +204,14 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
 
 
 def has_key(ledger: Ledger, first_id: int) -> bool:
-    """Whether the message published last under the client key of a message is this message."""
+    """Whether this message is still the one that was published last under its client key."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     stored = None if key is None else ledger.tables.get(KEY, key)
     return stored is not None and int(_VALUE.unpack(stored)[0]) == first_id
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Restore the client key of a dead letter, or of the message of which a dead letter is a copy. first_id: of the
+    """Restore the client key of a dead letter, or of the message of which a dead letter is a copy. first_id: id of the
     published message. False if another message, pending or in `with_it` (redriven too), has the key."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
@@ -241,7 +242,7 @@ def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None
     published = first_id
     if topic.partition(SEPARATOR)[0] in ledger.topics.subscriptions:
         published = published_id(ledger, first_id) or 0
-        # If the published message is in the same hour, the call for that message decides about the key.
+        # Do nothing if the published message is in the same hour: the call for that message decides about the key.
         if hour is not None and published != first_id and find_entries(ledger, [published])[0][0] == hour:
             return
         if (hour is not None or published != first_id) and _has_others(ledger, published, first_id, hour):
@@ -255,7 +256,7 @@ def _has_others(ledger: Ledger, published: int, leaving: int, hour: int | None) 
     ids = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
     hours, _ = find_entries(ledger, ids)
     staying = [one for one, at in zip(ids, hours.tolist(), strict=True) if at >= 0 and at != hour]
-    # One other message is enough: each further look-up would read the index.
+    # Stop at the first such message: each look-up reads the index.
     places = (place for one in staying if (place := find_entry(ledger, one)) is not None)
     return any(int(place.rows["flags"][0]) & FLAG_KEYED and is_copy(ledger, place) for place in places)
 

@@ -29,8 +29,8 @@ from hadelay.settings.shardmap import ALONE
 
 
 def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True, bounded: bool = True) -> PublishResult:
-    """Apply PUBLISH: publish a batch. limited: whether the topics' publish_rate applies; bounded: whether any of the
-    topics' quotas do."""
+    """Apply PUBLISH: publish a batch. limited: whether the topics' publish_rate applies; bounded: whether their quotas,
+    publish_rate included, apply at all."""
     count = len(command.rows)
     result = PublishResult.blank(count)
     idempotency.turn(ledger)
@@ -141,7 +141,7 @@ def _find_batches(ledger: Ledger, batch: Batch) -> None:
 
 
 def _refuse_full_hours(ledger: Ledger, batch: Batch, entries: int) -> None:
-    """Refuse rows whose hours have no room for them. entries: limit of the entries of one row."""
+    """Refuse rows whose hours have no room for them. entries: maximum number of entries that one row makes."""
     # Add the whole batch to the count of each of its hours: near an hour's limit, refusing too early is good enough.
     hours = batch.deliver_at_ms // HOUR_MS
     if len(hours) > 1 and (hours != hours[0]).any():

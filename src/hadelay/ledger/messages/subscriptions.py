@@ -26,8 +26,8 @@ class FanOut:
     copies: list[tuple[TopicState, Mask]]
 
     def entries(self, batch: Batch) -> tuple[NDArray[np.intp], U32, Mask]:
-        """Entries to file for the rows of batch.take, each message's behind one another: (row of each entry, number of
-        its topic, whether it shares the record of the entry before it)."""
+        """The entries to file for the rows of batch.take, those of one message behind one another: (row of each entry,
+        number of its topic, whether it shares the record of the entry before it)."""
         own = np.flatnonzero(batch.take & self.own)
         rows, numbers = [own], [batch.topics[batch.command.rows["topic"][own]]]
         for subscription, mask in self.copies:
@@ -43,8 +43,8 @@ class FanOut:
         return not (self.own[row] or any(mask[row] and to.number not in full for to, mask in self.copies))
 
     def drop(self, row: int, full: Collection[int]) -> None:
-        """Take the row's copies for these full subscriptions away, and count them. A row that no subscription gets is
-        filed in the queue of its own topic."""
+        """Remove the row's copies for these full subscriptions, and count them as dropped. A row that no subscription
+        gets is filed in the queue of its own topic."""
         self.own[row] |= self.has_only(row, full)
         for subscription, mask in self.copies:
             if mask[row] and subscription.number in full:

@@ -128,6 +128,6 @@ def drop_ended(ledger: Ledger, limit: int) -> bool:
         ledger.tables.delete(UNIQ, end[_END.size :])
     ledger.unique_count -= len(ended)
     if ended:
-        # Begin the next search behind these rows: rows to come end later than now.
+        # Begin the next search behind these rows: periods that begin later end later, too, so no row is added before.
         ledger.unique_from = ended[-1][0] + b"\0"
     return len(ended) < limit

@@ -143,7 +143,8 @@ def _remembered(ledger: Ledger, spec: Spec, ring: tuple[Made, ...]) -> tuple[Mad
         return ring
     since_ms, older = ledger.now_ms - spec.jitter_ms, ring[:-_RING]
     if spec.overlap:
-        # Look at messages of a backfill last: there may be a thousand.
+        # Sort the messages of triggers and backfills to the front, where the limit cuts them off: there may be a
+        # thousand.
         more = sorted(pending_of(ledger, older), key=lambda made: (-made.manual, made.occurrence))
     else:
         more = [made for made in older if made.occurrence > since_ms and not made.manual]

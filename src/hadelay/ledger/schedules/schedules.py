@@ -159,7 +159,7 @@ def _same(one: Stored, other: Stored) -> bool:
 def _refusal(ledger: Ledger, command: Put, found: Found | None) -> Refused | None:
     template, topic = command.stored.template, command.stored.spec.topic
     version = 0 if found is None else found.state.version
-    # A repetition of the last PUT, whose answer was lost, changes nothing.
+    # A repetition of the last PUT, whose answer was lost, is not refused: it changes nothing.
     repeats = (
         found is not None
         and found.stored.creator == command.stored.creator
@@ -281,7 +281,8 @@ def apply_topic_delete(ledger: Ledger, command: TopicDelete) -> Done | Refused:
         return Refused("topic_has_schedules", f"schedules publish to {topic!r}: {shown}")
     result = topicchanges.apply_delete(ledger, command)
     for name in names if isinstance(result, Done) else ():
-        # The messages have ended with the topic. Read no templates: that would take long.
+        # Change only the state of the schedule: its messages were cancelled with the topic, and reading the templates
+        # would take long.
         row = ledger.tables.get(STATE, name.encode())
         before = None if row is None else State.unpack(row)
         if before is not None and not before.flags & (PAUSED | FINISHED):

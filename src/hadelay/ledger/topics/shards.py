@@ -47,7 +47,7 @@ def apply_shard_map(ledger: Ledger, command: PutShardMap) -> Done | Refused:
         return Refused("bad_shard_map", str(error))
     known = ledger.shards
     if command.step is ShardStep.COMMIT and new == known.current:
-        return Done(False)  # a repetition whose answer was lost
+        return Done(False)  # the command is a repetition: its first answer was lost
     mixed = new.mixed() if command.step is ShardStep.PREPARE else ""
     if wrong := new.problem() or mixed or _problem_here(ledger, new):
         return Refused("bad_shard_map", wrong)
@@ -73,7 +73,8 @@ def _problem_here(ledger: Ledger, new: ShardMap) -> str:
         return ""
     if missing := sorted(known.shards.keys() - new.shards.keys()):
         return f"shards: shard {missing[0]} is missing; a shard stays in the map"
-    # `before` is None for a shard that was restored: it has a new group number, and the known map has its former one.
+    # A restored shard has a new group number, which the known map does not have: `before` is None, and nothing is
+    # compared.
     before = known.issuer(ledger.group)
     if before is not None and before != index:
         return f"shards: this cluster is shard {before}, and cannot become shard {index}"

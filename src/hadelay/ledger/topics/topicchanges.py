@@ -81,7 +81,8 @@ def _use(ledger: Ledger, topic: TopicState) -> None:
 
 
 def end_unused(ledger: Ledger, topic: TopicState) -> None:
-    """End a topic that expires. A topic that is made anew under its name has the same `expires_after`."""
+    """Delete a topic that nobody has used for its `expires_after`. A topic that is created later under its name begins
+    with the same `expires_after`."""
     kept = {"expires_after_ms": topic.settings.expires_after_ms}
     _delete(ledger, topic)
     topic.configure(kept)

@@ -1,4 +1,4 @@
-"""expires_after: a topic that is not used for so long ends by itself.
+"""expires_after: a topic that is not used for this time is deleted.
 
 A topic is in use while it has a message (pending or dead), a consumer, a webhook, a subscription, a schedule, a running
 period of `unique_for`, or gets dead letters or callbacks of another topic. `used_ms` is the end of the last use that
@@ -28,7 +28,7 @@ def is_empty(topic: TopicState) -> bool:
 
 
 def routes(ledger: Ledger) -> set[str]:
-    """Names of topics that get dead letters or callbacks of others."""
+    """Names of topics that get dead letters or callbacks of other topics."""
     routing = [ledger.topics[number].settings for number in ledger.topics.routing]
     return {name for one in routing for name in (one.dead_letter, one.on_success, one.on_failure) if name}
 

@@ -195,7 +195,8 @@ class TopicBook:
             self.died.add(topic.number)
 
     def note_expiry(self, topic: TopicState) -> None:
-        """Call after a change of the topic's settings or existence."""
+        """Note whether the topic may expire, and whether it is an existing subscription. Call this after a change of
+        the topic's settings or existence."""
         expires = topic.exists and topic.settings.expires_after_ms is not None
         (self.expiring.add if expires else self.expiring.discard)(topic.number)
         of, separator, _ = topic.name.partition(SEPARATOR)
@@ -205,7 +206,8 @@ class TopicBook:
             existing |= {topic.number: topic} if topic.exists else {}
 
     def note_settings(self, topic: TopicState) -> None:
-        """Call this after the settings of a topic were changed."""
+        """Put the topic into the sets of topics with certain settings, or take it out. Call this after the settings of
+        the topic were changed."""
         settings = topic.settings
         calls = bool(settings.on_success or settings.on_failure)
         for numbers, belongs in (

@@ -177,7 +177,7 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Pa
     node, other = int(event["node"]), int(event["other_hour"])
     reason = int(nack_reason(event["other_hour"])) if kind is Event.NACKED else NONE32
     at_ms, due_ms, moved_ms = int(event["at_ms"]), None, None
-    if kind is Event.LEASED:  # leased up to 100 ms early, but handed out when due
+    if kind is Event.LEASED:  # the lease may begin up to 100 ms early, but the message is handed out when due
         index = int(event["index"])
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         at_ms = max(at_ms, due_ms)

@@ -74,7 +74,7 @@ class ListQuery(NamedTuple):
     tag_mask: int
     after: Key
     limit: int
-    #: Also waiting messages of which an attempt failed, whatever `states` are.
+    #: Whether to list also waiting messages of which an attempt failed, whatever `states` are.
     retrying: bool = False
 
 
@@ -259,7 +259,8 @@ class _Look:
         return len(rows)
 
     def _bits(self, hour: int) -> list[BitMap] | None:
-        """Bitmaps with all entries that may be in the wanted states, and perhaps others; None if any entry may be."""
+        """Bitmaps that together contain all entries which may be in the wanted states, and perhaps more; None if any
+        entry of the hour may be."""
         hour_state, states = self.ledger.hours.get(hour), self.query.states
         waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
         open_wanted = bool(states & waiting) or self.unswept_wanted
@@ -281,7 +282,8 @@ class _Look:
 
 
 def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.uint8]:
-    """States of INDEX rows, as indexes into `tuple(State)`; _ELSEWHERE for entries whose message has another entry."""
+    """States of INDEX rows, as indexes into `tuple(State)`; _ELSEWHERE for entries that their message has left, and for
+    purged dead letters."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
     codes[~ledger.topics.owed(rows)] = _CODE[State.CANCELLED]
     ended = np.flatnonzero(expired(ledger, rows, now_ms) & (codes == _CODE[State.READY]))

@@ -22,17 +22,18 @@ class Names(NamedTuple):
 
 
 def names(ledger: Ledger, cursor: str, limit: int) -> Names:
-    """The page at a cursor, "" for the first one. Raises ValueError for what is no cursor."""
+    """The page at a cursor, "" for the first one. Raises ValueError for an invalid cursor."""
     stage, _, after = (cursor or "t:0").partition(":")
     if stage == "t":
         return _of_topics(ledger, int(after), limit)
     if stage == "s":
         return _of_schedules(ledger, after, limit)
-    raise ValueError(f"{cursor[:80]!r} is no cursor of names")
+    raise ValueError(f"{cursor[:80]!r} is not a cursor from the previous page")
 
 
 def _of_topics(ledger: Ledger, start: int, limit: int) -> Names:
-    # Topics that are made while the pages are read belong here by both maps: pages by number miss none of the others.
+    # Pages by number miss none of the topics that exist when the first page is read. Topics that are created later need
+    # not be listed: this shard owns them by both maps.
     end = max(start, 0) + limit
     page = [topic for topic in ledger.topics.all[max(start, 0) : end] if topic.exists]
     found = [topic.name for topic in page if SEPARATOR not in topic.name]
@@ -42,8 +43,8 @@ def _of_topics(ledger: Ledger, start: int, limit: int) -> Names:
 
 
 def _of_schedules(ledger: Ledger, after: str, limit: int) -> Names:
-    """The topics of schedules behind `after`. Schedules of one topic stand together in the table, and are passed over
-    at the begin of the next page."""
+    """List the topics of schedules behind `after`. Schedules of one topic are neighbours in the table: the next page
+    skips the rest of those of the last topic."""
     rows = ledger.tables.range(OF_TOPIC, after.encode() + b"\1" if after else b"", _END, limit)
     targets = list(dict.fromkeys(key.partition(b"\0")[0].decode() for key, _ in rows))
     return Names([], targets, f"s:{targets[-1]}" if len(rows) == limit else None)
