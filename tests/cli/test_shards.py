@@ -313,5 +313,5 @@ def test_index_beyond_the_limit_is_refused(shard: int) -> None:
 def test_address_without_a_port_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('[http]\nadvertise = "https://n2.example"\n')
-    with pytest.raises(ConfigError, match="the address needs one"):
+    with pytest.raises(ConfigError, match="the address needs a port"):
         load(str(path), shard=1)

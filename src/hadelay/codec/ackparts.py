@@ -24,7 +24,8 @@ class AckResult(NamedTuple):
 
 
 class CallReply(NamedTuple):
-    """Answer of a receiver: its HTTP status, and at most MAX_REPLY bytes of its body. truncated: it sent more."""
+    """Answer of a receiver: its HTTP status, and at most MAX_REPLY bytes of its body. truncated: whether the body had
+    more bytes."""
 
     status: U16
     content_type: Annotated[str, Meta(max_length=_MAX_TYPE)]
@@ -52,16 +53,16 @@ def encode_replies(replies: Sequence[CallReply | None]) -> bytes:
 
 
 def decode_results(data: memoryview, leases: int) -> dict[int, AckResult]:
-    """Decode the part of an ack of so many leases. Raises Malformed."""
+    """Decode the part of an ack with handlers' results. leases: number of leases that the ack has. Raises Malformed."""
     return _of_leases(decoder(dict[int, AckResult])(data), leases)
 
 
 def decode_replies(data: memoryview, leases: int) -> dict[int, CallReply]:
-    """Decode the part of an ack of so many leases. Raises Malformed."""
+    """Decode the part of an ack with webhooks' answers. leases: number of leases that the ack has. Raises Malformed."""
     return _of_leases(decoder(dict[int, CallReply])(data), leases)
 
 
 def _of_leases(found: dict[int, Any], leases: int) -> dict[int, Any]:
     if not found or min(found) < 0 or max(found) >= leases:
-        raise Malformed("results and answers must be of leases of the ack")
+        raise Malformed("each result and each answer must belong to a lease of the ack")
     return found

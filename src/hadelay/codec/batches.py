@@ -44,7 +44,8 @@ class Spec(Packed, frozen=True):
     #: Topic of the callback.
     topic: Name
     on: Annotated[int, Bounds(ge=0, le=int(max(On)))]
-    #: Of the callback: delay, and TTL (0: the topic's), in ms; tag mask; meta map; body (None: a JSON document).
+    #: Values of the callback: delay, and TTL (0: the topic's TTL), in ms; tag mask; meta map; body (None: a JSON
+    #: document about the batch).
     delay_ms: U64
     ttl_ms: U64
     tag_mask: U64
@@ -77,9 +78,9 @@ class Cancel(Packed, frozen=True):
 
 
 class Step(Packed, frozen=True):
-    """BATCH_STEP: cancel those of these messages that wait and are members of cancelled batches."""
+    """BATCH_STEP: cancel the messages with these ids, as far as they wait and are members of cancelled batches."""
 
-    #: Number of BATCH_CANCELs whose members are all found, with this step; 0: the search goes on.
+    #: Number of BATCH_CANCELs whose waiting members have all been found, up to this step; 0: the search goes on.
     searched: U64
     ids: Annotated[Sequence[U64], Bounds(max_length=MAX_STEP)]
 
@@ -105,13 +106,13 @@ class State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     cancelled: U64 = 0
     #: Number of remembered failures.
     failures: U32 = 0
-    #: Times in Unix ms; 0: not yet.
+    #: Times of opening, sealing and end, in Unix ms; 0: has not happened yet.
     opened_ms: U64 = 0
     sealed_ms: U64 = 0
     ended_ms: U64 = 0
     #: Time at which an unfinished batch expires, or a finished one is forgotten.
     until_ms: U64 = 0
-    #: Id of the callback; 0 without one.
+    #: Message id of the callback; 0 if none was published.
     callback: U64 = 0
 
     @property

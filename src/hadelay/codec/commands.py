@@ -62,7 +62,7 @@ _EXTEND = struct.Struct("<BBIq")
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
 _CURSOR = struct.Struct("<III")
-#: Delay of a nack after which its messages are dead, whatever their attempts.
+#: Value of a nack's delay that makes its messages dead letters, whatever their attempts.
 DEAD_NOW = -(1 << 63)
 _U32 = np.dtype("<u4")
 _decode_settings = decoder(dict[str, Any])
@@ -113,15 +113,15 @@ def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "", *, 
 
 
 def encode_extend(node: str, rows: Rows, lease_ms: int, progress: str = "") -> bytes:
-    """Encode an EXTEND. progress: of the handler, cut to MAX_REASON bytes."""
+    """Encode an EXTEND. progress: text that the handler reported, cut to MAX_REASON bytes."""
     assert rows.dtype == LEASE
     name, text = node.encode(), cut_reason(progress)
     return _frame(Command.EXTEND, _EXTEND.pack(len(name), len(text), len(rows), lease_ms), name, rows.tobytes(), text)
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
-    """Encode an EXPIRE, which ends those leases of these grants, (term, seq) each, that have run out by cluster
-    time."""
+    """Encode an EXPIRE, which ends the leases of these grants that have run out by cluster time. grants: (term, seq) of
+    each."""
     pairs = np.array(list(grants), _U32).reshape(-1, 2)
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 
@@ -183,8 +183,8 @@ def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = Fal
 
 
 def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: str = "") -> bytes:
-    """Encode one slice of a maintenance job on `hour`, or on `topic` for a REDRIVE. limit: maximum of entries to look
-    at; None: the job's default."""
+    """Encode one slice of a maintenance job on `hour`, or on `topic` for a REDRIVE. limit: maximum number of entries to
+    look at; None: the job's default."""
     count = _LIMITS[job] if limit is None else limit
     of = pack_name(topic) if job is Job.REDRIVE else _COUNT.pack(hour)
     return _frame(job, of, _COUNT.pack(count))
@@ -243,7 +243,8 @@ def encode_incarnation(node: str, incarnation: int) -> bytes:
 
 
 def encode_members(members: Members) -> bytes:
-    """Encode the new list of members, in force once in the log (ADR 150). Must be alone in its entry."""
+    """Encode a MEMBERS: the new list of members, which is in force as soon as it is in the log (ADR 150). A MEMBERS
+    must be the only command of its entry."""
     return _frame(Command.MEMBERS, NewMembers(members).pack())
 
 

@@ -148,7 +148,7 @@ class SettleLeases(NamedTuple):
     results: dict[int, AckResult] | None = None
     #: Answers of webhooks, which become the bodies of callbacks: position of a lease in `rows` → answer.
     replies: dict[int, CallReply] | None = None
-    #: A nack; otherwise an ack, or an EXTEND.
+    #: True for a nack; False for an ack or an EXTEND.
     nack: bool = False
 
 
@@ -210,12 +210,12 @@ class TopicDelete(Packed, frozen=True):
 
 class Purge(Packed, frozen=True):
     topic: Name
-    #: Bits of ledger/topics/topicchanges.py.
+    #: States of the messages to cancel, as bits of ledger/topics/topicchanges.py.
     states: U8
 
 
 class Alerted(Packed, frozen=True):
-    """The first `deaths` deaths of the topic were reported to its alert URL."""
+    """ALERTED: the first `deaths` deaths of the topic were reported to its alert URL."""
 
     topic: Name
     deaths: U64
@@ -243,7 +243,7 @@ class TokenRevoke(Packed, frozen=True):
 
 
 class NewMembers(Packed, frozen=True):
-    """A new list of members."""
+    """MEMBERS: a new list of members, in place of the list in force."""
 
     members: Members
 
@@ -262,8 +262,8 @@ class SubscriptionPut(Packed, frozen=True):
 
 
 class TopicUse(NamedTuple):
-    """Whether a topic with `expires_after` is in use, or ends. lives, used_ms: values that the topic must have, or
-    nothing changes; of a topic in use, used_ms does not matter."""
+    """Whether a topic with `expires_after` is in use, or is to end. lives, used_ms: values that the topic must have
+    when the command is applied, else nothing changes; used_ms does not matter for a topic in use."""
 
     topic: Number
     lives: U16
@@ -276,7 +276,8 @@ class TopicExpiry(Packed, frozen=True):
 
 
 class Maintain(NamedTuple):
-    """One slice of a maintenance job, of at most `limit` entries. `hour` is 0 and `topic` "" where the job has none."""
+    """One slice of a maintenance job, of at most `limit` entries. A job without an hour has `hour` 0, and a job without
+    a topic has `topic` ""."""
 
     job: Job
     hour: int

@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 
 SECONDS_PER_HOUR = 3600
 
-#: Array types: rows of a layout (INDEX unless a docstring names another), a boolean per row, a number per row.
+#: Types of arrays: rows of a layout (INDEX unless a docstring names another), a boolean per row, a number per row.
 Rows = NDArray[np.void]
 Mask = NDArray[np.bool_]
 U32 = NDArray[np.uint32]
@@ -40,7 +40,7 @@ INDEX = np.dtype(
     ]
 )
 INDEX_SIZE = 64
-#: Value of `attempt` in entries that are results of acks and no messages (ledger/leases/ackresults.py).
+#: Value of `attempt` in entries that hold results of acks instead of messages (ledger/leases/ackresults.py).
 RESULT_ATTEMPT = 0xFFFF
 
 #: Entry of `hours/<hour>.dsp`: an event (lease, ack, …), possibly after the hour, of a message in the hour's .idx.

@@ -42,8 +42,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: Filter: only messages of this group, or made by this schedule.
     group: str = ""
     schedule: str = ""
-    #: Filter: only these messages; only dead letters, or messages that wait for a retry, whose last error belongs to
-    #: this group (words.error_group).
+    #: Filters. ids: only these messages. error: only dead letters, or messages that wait for a retry, whose last error
+    #: is in the same group of errors as this text (words.error_group).
     ids: tuple[int, ...] = ()
     error: str = ""
     #: Filter: only messages that wait for a retry.

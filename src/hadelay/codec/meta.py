@@ -133,8 +133,8 @@ def callback_meta(meta: bytes) -> CallbackMeta:
 
 
 def copied_meta(meta: bytes) -> CopiedMeta:
-    """What a later copy needs of a meta map; nothing if the map is malformed, because apply, which calls this, never
-    raises."""
+    """Decode the fields of a meta map that a copy made later by a fill needs. A malformed map counts as empty, because
+    apply calls this and never raises."""
     try:
         return _decode_copied(meta) if meta else CopiedMeta()
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -174,7 +174,7 @@ def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
 
 class Filter:
     """Tag filter of a consumer or a subscription: a message passes if it has all tags of `all_of` and, unless `any_of`
-    is empty, one of its tags. The 64-bit tag mask in the index says "certainly not" or "perhaps" (S2); the tags in the
+    is empty, one of its tags. The 64-bit tag mask in the index says "certainly not" or "perhaps"; the tags in the
     record decide before a grant is proposed. Filters that accept the same messages are equal."""
 
     __slots__ = ("_all_mask", "_hash", "all_of", "any_of")

@@ -18,13 +18,13 @@ U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 U64 = Annotated[int, Meta(ge=0)]
 I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-#: Text that is not empty. Packed limits its bytes.
+#: Text that is not empty; Packed limits its size to MAX_NAME bytes.
 Name = Annotated[str, Meta(min_length=1)]
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of these values. A subclass raises ValueError in `__post_init__` for a value that its types allow but nobody
-    may send; the method runs when a value is made, and when one is decoded."""
+    """Base of values whose bytes are a msgpack array. A subclass raises ValueError in `__post_init__` for a value that
+    its types allow but nobody may send; the method runs when a value is made, and when one is decoded."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -42,7 +42,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @classmethod
     def read(cls, reader: WireReader) -> Self:
-        """Decode a value that takes the rest of the bytes. Raises Malformed."""
+        """Decode a value from all bytes that the reader has left. Raises Malformed."""
         return cls.unpack(reader.rest())
 
 

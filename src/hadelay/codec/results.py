@@ -189,7 +189,7 @@ class ExpireResult:
 class CancelResult:
     #: a CancelOutcome for each message that the command names
     outcomes: NDArray[np.uint8]
-    #: As in RescheduleResult; a CancelOutcome for each copy.
+    #: As `copies` of RescheduleResult, with a CancelOutcome for each copy.
     copies: list[list[tuple[str, int, int]]] | None = None
 
 
@@ -201,8 +201,8 @@ class RedriveResult:
 
 @dataclass(slots=True)
 class RescheduleResult:
-    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found); deliver_at_ms, where the
-    outcome is DONE or MOVED; and whether the message's group blocks it, where it is DONE."""
+    """Result of RESCHEDULE, per named message: its outcome (TargetOutcome); its id, 0 if not found; its due time, if
+    the outcome is DONE or MOVED; and whether its group blocks it, if the outcome is DONE."""
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
@@ -210,7 +210,7 @@ class RescheduleResult:
     #: None if no message is blocked: the node link then sends a result without this field.
     blocked: Mask | None = None
     #: For each named message, if it has copies for subscriptions: (topic or subscription, id, TargetOutcome) of itself
-    #: and of its copies. None if no message has copies; then it is not sent over the node link.
+    #: and of its copies. None if no message has copies: the node link then leaves this field out.
     copies: list[list[tuple[str, int, int]]] | None = None
 
 

@@ -23,7 +23,7 @@ MAX_TIMES = 1_000
 MAX_RUN = 1_000
 MAX_FIRINGS = 2_000
 MAX_TEMPLATE_BYTES = 64 << 10
-#: Expected version in a SCHEDULE_PUT or SCHEDULE_RUN that means: any version.
+#: Value of the expected version in a SCHEDULE_PUT or SCHEDULE_RUN that stands for any version.
 ANY_VERSION = 0xFFFFFFFF
 #: Smallest interval, and largest random part of a due time, in ms.
 MIN_EVERY_MS = 1_000
@@ -57,7 +57,7 @@ class Overlap(IntEnum):
 
     ALLOW = 0
     SKIP = 1
-    #: Publish one message more, which waits behind the pending message in a message group of the schedule's own.
+    #: Publish one more message, which waits behind the pending message in a message group of the schedule's own.
     WAIT = 2
 
 
@@ -73,7 +73,7 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     end_ms: int | None = None
     max_occurrences: int | None = None
     jitter_ms: int = 0
-    #: catch_up: a CatchUp, for occurrences missed in the last window_ms. overlap: an Overlap.
+    #: catch_up: number of a CatchUp, for occurrences missed in the last window_ms. overlap: number of an Overlap.
     catch_up: Literal[0, 1, 2] = 0
     window_ms: int = 7 * 86_400_000
     overlap: Literal[0, 1, 2] = 0
@@ -206,8 +206,9 @@ class State(Packed, frozen=True):
 
     version: U32
     flags: U8
-    #: When the leader has to act on the schedule, its place in table `schednext`: time of the next occurrence; 0:
-    #: compute that time; if the schedule is finished, time of its removal. Means nothing while it is paused.
+    #: Time at which the leader has to act on the schedule; table `schednext` is ordered by it. It is the next
+    #: occurrence (0: the leader computes it first); for a finished schedule, its removal. Means nothing while the
+    #: schedule is paused.
     next: I64
     #: Newest occurrence that was published or skipped; later occurrences remain for later firings.
     last: I64
@@ -265,8 +266,8 @@ def encode_fire(firings: Sequence[Firing], tzdata: str = "") -> bytes:
 def encode_run(
     name: str, version: int, times: Sequence[Time], key: bytes | None = None, span: tuple[int, int] | None = None
 ) -> bytes:
-    """Encode a SCHEDULE_RUN. key: the request's Idempotency-Key. span: times that a backfill asks for; a repetition may
-    find other occurrences in them."""
+    """Encode a SCHEDULE_RUN. key: the request's Idempotency-Key. span: range of times that a backfill asks for. The
+    key's fingerprint has the range, as a repetition may find other occurrences in it."""
     hashed = None
     if key is not None:
         digest = blake2b(key, digest_size=16, key=b"schedule").digest()

@@ -34,9 +34,9 @@ def encode_settle(
     replies: bytes = b"",
     delays: U32 | None = None,
 ) -> bytes:
-    """Encode a SETTLE. value_ms: delay of a nack, see commands.encode_nack. reason: of a nack, cut to MAX_REASON bytes.
-    results, replies: of an ack, as `encode_results` and `encode_replies` encode. delays: hand-out delay in ms of each
-    lease, NONE32 for unknown; None: all unknown."""
+    """Encode a SETTLE. value_ms: delay of a nack, see commands.encode_nack. reason: reason of a nack, cut to MAX_REASON
+    bytes. results, replies: parts of an ack, encoded by `encode_results` and `encode_replies`. delays: hand-out delay
+    in ms of each lease, NONE32 for unknown; None: all unknown."""
     assert rows.dtype == LEASE
     name, text = node.encode(), cut_reason(reason) if reason else b""
     column = _UNKNOWN * len(rows) if delays is None else np.asarray(delays, _U32).tobytes()
@@ -49,7 +49,7 @@ def cut_reason(text: str) -> bytes:
 
 
 def leases_in(command: bytes) -> Rows | None:
-    """The leases that an encoded SETTLE settles; None for every other command, and for one without room for delays."""
+    """The leases that an encoded SETTLE settles; None for every other command, and for a SETTLE that is too short."""
     if command[0] != Command.SETTLE or len(command) < COMMAND.size + _HEAD.size:
         return None
     _, name, _, count, *_ = _HEAD.unpack_from(command, COMMAND.size)
@@ -67,10 +67,10 @@ def with_delays(command: bytes, delays: U32) -> bytes:
 
 
 def decode_settle(reader: WireReader) -> SettleLeases:
-    """Raises Malformed unless an ack has only what acks have, and a nack what nacks have."""
+    """Decode a SETTLE. Raises Malformed if an ack has a delay or a reason, or a nack has results or answers."""
     nack, name, reason, count, value_ms, results, replies = reader.unpack(_HEAD)
     if nack > 1 or reason > MAX_REASON or (results or replies if nack else reason or value_ms):
-        raise Malformed("only a nack has a delay and a reason, at most 128 bytes, and only an ack results and answers")
+        raise Malformed("only a nack has a delay and a reason (at most 128 bytes), only an ack results and answers")
     node, rows, delays = reader.text(name), reader.array(LEASE, count), reader.array(_U32, count)
     return SettleLeases(
         node,

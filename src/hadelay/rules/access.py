@@ -1,4 +1,4 @@
-"""Rights of one request, and what it must have to read or change a message or a job."""
+"""Rights of one request: the scopes that it needs to read or change a message or a job."""
 
 from hadelay.api.messages import Message
 from hadelay.api.service import Actor
@@ -24,7 +24,8 @@ class RequestRights:
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
 
     def need_of(self, scope: str, topic: str, what: str) -> None:
-        """Raises Forbidden if the token lacks a scope for the topic of a message or lease; does not name the topic."""
+        """Raises Forbidden if the token lacks a scope for the topic of a message or lease. The error does not name the
+        topic, which the token may not know."""
         if not self.rights.may(scope, topic):
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
 
@@ -56,7 +57,8 @@ def need_job(access: RequestRights, action: str, topic: str) -> None:
 
 def need_begin(access: RequestRights, action: str, topic: str, into: str | None, member: str = "`into`") -> None:
     """Raises Forbidden if the token may not begin the job. into: the topic that messages are transferred to; None or
-    empty: each goes back to the topic in which it died, which may be any. member: of the request that names it."""
+    empty: each goes back to the topic in which it died, which may be any. member: what the request calls `into`, for
+    the error."""
     need_job(access, action, topic)
     if into:
         access.need("publish", into)

@@ -1,4 +1,4 @@
-"""Batches: their keys, and the specification that a document of the API asks for."""
+"""Checks the keys of batches, and makes a batch's specification from a document of the API."""
 
 import re
 
@@ -19,8 +19,8 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 def batch_to_open(
     limits: HttpConfig, max_delay_ms: int, document: OpenBatch, payload: tuple[bytes, str] | None
 ) -> tuple[str, Spec]:
-    """(key, specification) of a batch. payload: body and content type of the callback; None: a document about the
-    batch. Raises BadRequest, Impossible, TooLarge."""
+    """Key and specification of a batch from a document of the API. payload: body and content type of the callback;
+    None: its body is a document about the batch. Raises BadRequest, Impossible, TooLarge."""
     callback = document.callback
     topic = check_new_topic(callback.topic, limits.max_topic_bytes)
     if SEPARATOR in topic:
@@ -44,7 +44,7 @@ def batch_to_open(
 
 
 def cursor_of(text: str | None) -> int | None:
-    """The number in a cursor of a list. Raises BadRequest."""
+    """Number of the batch in a list's cursor; None without a cursor. Raises BadRequest."""
     if text is None:
         return None
     if not _NUMBER.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Documents and forms against their declared types: an error of msgspec becomes BadRequest, in plain words."""
+"""Checks documents and forms against their declared types: an error of msgspec becomes BadRequest, in plain words."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ def decoded(decode: Callable[[Any], Any], data: Any, kind: type[Request]) -> Any
 
 
 def converted(values: dict[str, Any], kind: type[Request]) -> Any:
-    """The values of a form, which are text, as a document of the API. Raises BadRequest."""
+    """Convert the values of a form, which are text, to a document of the API. Raises BadRequest."""
     return decoded(partial(msgspec.convert, type=kind, strict=False, dec_hook=decode_hook), values, kind)
 
 

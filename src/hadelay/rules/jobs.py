@@ -1,4 +1,4 @@
-"""Bulk jobs: the specification that a document of the API asks for."""
+"""Makes the specification of a bulk job from a document of the API."""
 
 import re
 
@@ -31,7 +31,7 @@ def job_spec(document: JobRequest | CountJob, config: HttpConfig) -> JobSpec:
         raise BadRequest(f"filter.ids: {len(of.ids)} given; at most {MAX_IDS} are allowed")
     for name, at in (("from", of.from_), ("to", of.to)):
         if at is not None and not 0 <= at < END_OF_YEARS_MS:
-            # Times beyond could not be shown with the job.
+            # Refuse times beyond the year 9999: answers about the job could not show them.
             raise BadRequest(f"filter.{name}: expected a time from 1970 to 9999")
     return JobSpec(
         document.action,

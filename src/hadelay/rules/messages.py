@@ -6,8 +6,8 @@ from hadelay.errors import BadRequest
 from hadelay.model import MAX_RATE, PENDING, State
 from hadelay.rules.publishing import due_time
 
-#: Names of states, and of sets of states, that a list takes → the states.
-#: `retrying` is no state of its own, so it stands for none.
+#: Names of states, and of sets of states, by which a list can be filtered → the states. `retrying` is no state of its
+#: own, so it stands for none.
 RETRYING = "retrying"
 STATES: dict[str, frozenset[State]] = {
     "pending": PENDING,
@@ -18,8 +18,8 @@ STATES: dict[str, frozenset[State]] = {
 
 
 def states_of(text: str) -> tuple[frozenset[State], bool]:
-    """(states that the names in `text`, separated by commas, stand for; whether messages that wait after a failed
-    attempt are meant, too). Raises BadRequest."""
+    """Parse `text`, names of states separated by commas: (states, whether messages that wait after a failed attempt are
+    wanted, too). Raises BadRequest."""
     states: frozenset[State] = frozenset()
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -30,7 +30,8 @@ def states_of(text: str) -> tuple[frozenset[State], bool]:
 
 
 def new_due_time(max_delay_ms: int, document: Reschedule) -> tuple[int, bool, int | None]:
-    """(when_ms, relative, expected_ms) of a reschedule. Raises BadRequest, Impossible."""
+    """The new due time that a reschedule asks for, as values of a RESCHEDULE: (when_ms, relative, expected_ms). Raises
+    BadRequest, Impossible."""
     if sum(value is not None for value in (document.shift, document.delay, document.deliver_at)) != 1:
         raise BadRequest("the new due time: give one of shift, delay and deliver_at")
     expected_ms = None if document.expected_deliver_at is None else int(document.expected_deliver_at)

@@ -1,4 +1,4 @@
-"""Options of a message: what they may be, and the draft that they make."""
+"""Checks the options of a message, and makes the draft that is published."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ from hadelay.settings.kinds import MAX_FORWARD, fields_problem
 from hadelay.settings.node import HttpConfig
 from hadelay.settings.urls import url_problem
 
-#: Header names that no message may forward, besides those that no webhook may have: receivers believe that the cluster
-#: says what begins with hadelay-, and the others concern a single connection (RFC 9110, 7.6.1).
+#: Header names that no message may forward, besides those that no webhook may have: receivers trust that headers
+#: beginning with hadelay- are from the cluster, and the other headers concern a single connection (RFC 9110, 7.6.1).
 _NOT_FORWARDED = re.compile(r"hadelay-|proxy-|(expect|keep-alive|trailer)$")
 _BATCH_KEY = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}")
 _ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
@@ -29,7 +29,8 @@ def draft_of(
     limits: HttpConfig, max_delay_ms: int, item: BatchItem, times: tuple[int, bool], trace: str | None,
     body: bytes = b"",
 ) -> Draft:  # fmt: skip
-    """Draft of message `item`, due at `times` (when_ms, relative), topic unchecked. Raises BadRequest or Impossible."""
+    """Make the draft of message `item`, due at `times` (when_ms, relative). Does not check the topic. Raises BadRequest
+    or Impossible."""
     idem = None if item.idempotency_key is None else check_idempotency_key(item.idempotency_key.encode())
     key, on_conflict = item.key, item.on_conflict
     packed_key = None if key is None else key.encode()
@@ -120,15 +121,15 @@ def _positive(name: str, value: object, max_delay_ms: int) -> int:
 
 
 def check_positive(name: str, ms: int | None, max_delay_ms: int) -> int:
-    """The duration `ms` of an option, and 0 for None. Raises BadRequest if it is not positive, Impossible if it is
-    longer than max_delay."""
+    """Check the duration of an option; returns ms, and 0 for None. Raises BadRequest if the duration is not positive,
+    Impossible if it is longer than max_delay."""
     if ms is None:
         return 0
     if ms <= 0:
         raise BadRequest(f"{name}: must be more than 0, not {format_duration(ms)}; leave it out for none")
     if ms > max_delay_ms:
         raise Impossible(f"{name}: {format_duration(ms)} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
-    return int(ms)  # msgspec encodes no Duration
+    return int(ms)  # a plain int, as msgspec cannot encode a Duration
 
 
 def _unique_ms(item: BatchItem) -> int:

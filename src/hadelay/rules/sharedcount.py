@@ -1,4 +1,4 @@
-"""Counts what all tenants of a node share, such as waiting receives: no token takes all of it (ADR 265)."""
+"""Limits what all tenants of a node share, such as waiting receives, so that no token takes all of it (ADR 265)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from hadelay.rules.access import RequestRights
 
 
 class SharedCount:
-    """A number of requests with a limit. Tokens of one name have a share of it, and the last tenth is kept for tokens
-    with the scope admin, which have no share. Without tokens, only the limit holds."""
+    """A counter of running requests with a limit. Tokens of one name have a share of it, and the last tenth is kept for
+    tokens with the scope admin, which have no share. Without tokens, only the limit holds."""
 
     def __init__(self, limit: int, what: str, advice: str) -> None:
         """what: the requests that are counted, in words for users. advice: what a user can do instead."""

@@ -75,15 +75,16 @@ class Kind:
 
 
 class Part(NamedTuple):
-    """A field of a setting that is a map."""
+    """A field of a setting whose value is a map."""
 
     kind: Kind
     #: Description of the field, for the command line and the API; "" if the description of the map is enough.
     help: str = ""
     required: bool = False
-    #: Option of `hadelay topic set`, if it is not NAME-FIELD.
+    #: Option of `hadelay topic set` that sets the field; "": the names of the setting and the field, joined by a dash.
     option: str = ""
-    #: False: the field of a request that api/settings.py stores in another form.
+    #: Whether a field of this name is stored; False: only requests have it, and api/settings.py stores its value in
+    #: another field.
     stored: bool = True
     #: Feature level from which the field exists.
     level: int = FIRST_LEVEL
@@ -100,7 +101,7 @@ def _must(fine: Callable[[Any], bool], expected: str) -> Check:
 
 
 def duration(least_ms: int, most_ms: int | str) -> Kind:
-    """A duration, stored in ms. most_ms: the maximum, or the name of a limit in Settings."""
+    """Kind of a setting that is a duration, stored in ms. most_ms: the maximum, or the name of a limit in Settings."""
 
     def check(value: Any, settings: Settings) -> str:
         most = most_ms if isinstance(most_ms, int) else getattr(settings, most_ms)
@@ -118,7 +119,8 @@ def integer(least: int, most: int, what: str) -> Kind:
 
 
 def number(least: float, most: float, what: str, instead: str = "") -> Kind:
-    """A number from `least` to `most`; more than 0 if `least` is 0. instead: advice at the end of the error text."""
+    """Kind of a setting that is a number from `least` to `most`; more than 0 if `least` is 0. instead: advice at the
+    end of the error text."""
 
     def fine(value: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value) and value > 0 and least <= value <= most
@@ -142,8 +144,8 @@ def text(most: int) -> Kind:
 
 
 def topic(expected: str = "the name of a topic", *words: str) -> Kind:
-    """Name of a topic that gets messages of this one: whoever sets it needs the right to publish there. words: values
-    that are no names, but also match the pattern of names."""
+    """Kind of a setting that names a topic, which gets messages of the topic with the setting: whoever sets it needs
+    the right to publish there. words: other valid values, which match the pattern of names but are no names."""
 
     def fine(value: Any) -> bool:
         return isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None
@@ -182,7 +184,8 @@ def _backoff(value: Any, settings: Settings) -> str:
 
 
 def parts(title: str, about: str, fields: dict[str, Part], read: Callable[[Any], Any]) -> Kind:
-    """A map with these fields, of which `url` is required. title, about: of the map's types."""
+    """Kind of a setting that is a map with these fields, of which `url` is required. title, about: name and description
+    of the map's type."""
     stored = {name: part.kind.check for name, part in fields.items() if part.stored}
 
     def check(value: Any, settings: Settings) -> str:
@@ -221,7 +224,7 @@ def _headers(value: Any, settings: Settings) -> str:
     if wrong := fields_problem(value):
         return wrong
     for name in value:
-        # Receivers often read an underscore as a dash.
+        # Receivers often read an underscore as a dash: check the name in that form, too.
         dashed = name.replace("_", "-")
         if _OWN_HEADERS.match(dashed.lower()):
             return f"{name}: receivers may read it as {dashed}, which hadelay sets itself: leave it out"

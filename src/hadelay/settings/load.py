@@ -66,8 +66,8 @@ def load(
 
 
 def of_shard(values: Mapping[str, Any], shard: int) -> dict[str, Any]:
-    """Values that a file means for the shard of this index, where it means others for shard 0: group number and ports
-    plus the index, a cluster id and directories of its own. Raises ConfigError."""
+    """Values of a configuration file that differ for the shard of this index: group number and ports are raised by the
+    index, and the cluster id and the directories get a suffix. Raises ConfigError."""
     if not 0 <= shard < MAX_SHARDS:
         raise ConfigError(f"--shard {shard}: the index of a shard is 0 to {MAX_SHARDS - 1}")
     found = {
@@ -90,7 +90,7 @@ def _shifted(key: str, address: Any, shard: int) -> str:
     """An address with a higher port; port 0, which takes a free one, stays."""
     rest, colon, port = str(address).rstrip("/").rpartition(":")
     if not colon or not port.isdigit():
-        raise ConfigError(f"{key} = {address!r}: --shard adds the index to the port, so the address needs one")
+        raise ConfigError(f"{key} = {address!r}: --shard adds the index to the port, so the address needs a port")
     return f"{rest}:{int(port) and int(port) + shard}"
 
 

@@ -23,7 +23,8 @@ class NodeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Name of the node in the cluster, in answers and in the dispatch log. Names must be unique; never reuse the name
     #: of another machine.
     name: str = "n1"
-    #: Directory of hours, names and state. Choose a large disk: a message stays here until its hour is retired.
+    #: Directory of the message files, the names and the state. Choose a large disk: a message stays here until the
+    #: files of its hour are deleted.
     data_dir: str = "hadelay-data"
     #: Directory of the Raft journal, which is small and synced before every answer. Set it to use a faster disk.
     #: Empty: in data_dir.
@@ -69,20 +70,20 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     tls_ca: str = ""
     #: Serve the console, pages for a browser, at /console/. Set it to false to serve the API alone.
     console: bool = True
-    #: Serve the doors for AWS SDKs, SQS at /aws/sqs. Set it for applications that use such an SDK. Default of
+    #: Serve the endpoints for AWS SDKs, SQS at /aws/sqs. Set it for applications that use such an SDK. Default of
     #: `hadelay dev`: true.
     aws: bool = False
-    #: Another host:port, which serves only the doors for AWS SDKs and the health routes. Set it if such applications
-    #: may not reach the API. Needs `aws`.
+    #: Another host:port, which serves only the endpoints for AWS SDKs and the health routes. Set it if such
+    #: applications may not reach the API. Needs `aws`.
     aws_listen: str = ""
     #: Size limit of a message's payload. Raise it for larger payloads, which delay all clients; better, store files
     #: elsewhere and send their names.
     max_body_bytes: int = MIB
     #: Size limit of a POST /v1/messages:batch. Raise it for producers whose batches are refused (413).
     max_batch_bytes: int = 16 * MIB
-    #: Maximum lease. Raise it for longer work; a crashed consumer's messages stay leased for as long.
+    #: Maximum duration of a lease. Raise it for longer work; a crashed consumer's messages stay leased for as long.
     max_lease_ms: int = 12 * HOUR
-    #: Lease if neither consumer nor topic sets one. Change it to the duration of most handlers.
+    #: Duration of a lease if neither consumer nor topic sets it. Change it to the duration of most handlers.
     default_lease_ms: int = 30 * SECOND
     #: Limit of concurrent connections, TLS handshakes included; further ones get 503, except for the health routes.
     #: Raise it with the limit of open files, which lowers it at start.
@@ -98,7 +99,7 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
 class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The link between nodes."""
 
-    #: host:port at which the other nodes reach this one. Change it for a cluster of several machines.
+    #: host:port at which the other nodes reach this node. Change it for a cluster of several machines.
     listen: str = "127.0.0.1:8500"
     #: All voting members, this node included: name = "host:port". Empty: a cluster of this node alone. Used until the
     #: first change of members; on a node to be added, list the existing members and the node itself.
@@ -132,7 +133,7 @@ class DispatchConfig(tuning.DispatchSettings, frozen=True, kw_only=True, forbid_
 
 
 class LimitsConfig(tuning.Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of delays, keys and time."""
+    """Limits of delays, idempotency keys and waiting times."""
 
     #: Maximum delay; a longer delay is refused (422), never shortened. Raise it for messages further ahead.
     max_delay_ms: int = 730 * DAY
@@ -190,15 +191,15 @@ class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_u
     topic_calls: int = 64
     #: URL to notify of dead letters in topics without their own `alert`. Empty: no notification.
     alert_url: str = ""
-    #: Secret that signs these notifications: whsec_ and base64 of 24 to 64 bytes. Set it if the receiver checks
-    #: signatures.
+    #: Secret that signs the notifications to alert_url: whsec_ and base64 of 24 to 64 bytes. Set it if the receiver
+    #: checks signatures.
     alert_secret: str = ""
     #: PEM files of the client certificate, with its chain, and its key, shown to receivers of topics' webhooks over
     #: https that ask for one. Set both if your receivers authenticate their callers by mutual TLS.
     tls_cert: str = ""
     tls_key: str = ""
-    #: PEM file of a CA of these receivers, trusted besides the system's CAs. Set it if their certificates are from your
-    #: own CA.
+    #: PEM file of a CA of receivers of webhooks, trusted besides the system's CAs. Set it if their certificates are
+    #: from your own CA.
     tls_ca: str = ""
     #: Minimum time between two alerts of a topic; an alert counts new dead letters. Raise it for fewer calls.
     alert_interval_ms: int = MINUTE
@@ -207,7 +208,7 @@ class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_u
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Log lines, on stderr."""
 
-    #: Format of the lines; auto: text on a terminal, JSON elsewhere.
+    #: Format of the log lines; auto: text on a terminal, JSON elsewhere.
     format: Literal["auto", "json", "text"] = "auto"
     #: Lowest level that is logged; debug writes a line per command: use it for one node, for a short time.
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -63,7 +63,8 @@ def is_wildcard(host: str) -> bool:
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is; None for a name. An IPv4 address within IPv6 counts as the IPv4 address."""
+    """The IP address that a host is; None if the host is a name. An IPv4 address mapped into IPv6 counts as the IPv4
+    address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -146,7 +147,8 @@ def _reachable(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _apart(members: Mapping[str, str]) -> str | None:
-    """A member that is on a machine of its own, if there is any. members: name → host:port of the node link."""
+    """Name of a member whose address shows that it is on a machine of its own (neither loopback nor a wildcard); None
+    if there is none. members: name → host:port of the node link."""
     hosts = {name: split_address(address)[0] for name, address in members.items()}
     return next((name for name, host in hosts.items() if not _is_loopback(host) and not is_wildcard(host)), None)
 

@@ -32,10 +32,11 @@ _JOB_DIGITS = len(str(MAX_SHARDS * JOBS))
 #: Pattern that matches each name; the last rule of a map has this pattern.
 ALL = "*"
 _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}")
-#: URL of a node. A pattern, and no parser: all versions of Python must judge alike, since apply asks.
+#: Pattern of a node's URL. No URL parser is used: apply checks the URL, so all versions of Python must judge it alike.
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _TRAILING = re.compile(r"[0-9]+\Z")
-#: Text that a hash of a rule begins with: hashes of other parts of hadelay differ from those of rules.
+#: Personalization of the hash that chooses a shard: hashes of other parts of hadelay differ from it, even of the same
+#: text.
 _PERSON = b"hadelay shard"
 
 Index = Annotated[int, Meta(ge=0, lt=MAX_SHARDS)]
@@ -73,12 +74,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def _hash(key: str, shard: int) -> bytes:
-    # A CRC would not do: it is linear, and gave the largest of 16 shards 1.78 times its part.
+    # A CRC would not do: it is linear, and gave the largest of 16 shards 1.78 times its part of the names.
     return blake2b(b"%d %s" % (shard, key.encode()), digest_size=8, person=_PERSON).digest()
 
 
 class ShardMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """`problem` says whether the parts fit together; decoding checks types and limits alone."""
+    """Shard map. Decoding checks only types and limits; `problem` says whether the parts fit together."""
 
     #: Version of the map, which only rises.
     version: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -109,11 +110,11 @@ class ShardMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
             own, rest, more = rule.pattern.partition("*")
             if not (own.startswith(topic) or (rest and topic.startswith(own))):
                 continue
-            # All names with this beginning have the same prefix.
+            # All names that begin like this have the same prefix, so one shard owns all of them.
             alike = rule.key == "prefix" and "." in topic
             found.update({rule.owner(topic)} if alike else rule.shards)
             if rest and not more and topic.startswith(own):
-                break  # the rule matches all of them
+                break  # the rule matches all names of the pattern: no later rule decides
         return found
 
     def index_of(self, group: int) -> int | None:
@@ -172,7 +173,8 @@ class ShardMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
 
 def job_of(text: str) -> tuple[int, int]:
-    """(shard, number there) of a job as it is shown; (0, 0), which no job has, for other text."""
+    """Split a job's number, as users see it, into (shard, number in that shard); (0, 0), which no job has, for other
+    text."""
     return divmod(int(text), JOBS) if text.isascii() and text.isdigit() and len(text) <= _JOB_DIGITS else (0, 0)
 
 
@@ -196,7 +198,8 @@ class Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def may_create(self, group: int, name: str) -> bool:
         """Whether the shard whose Raft group has this number may create a topic of this name."""
         if self.current is None:
-            # A cluster that is about to join has a prepared map alone.
+            # A cluster that is about to join other shards has only a prepared map: it creates no topic until it has
+            # joined.
             return self.prepared is None and not self.suspended
         if self.suspended or len(self.replaced) == MAX_REPLACED:
             return False
@@ -207,7 +210,8 @@ class Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [one for one in (self.current, *self.replaced, self.prepared) if one is not None]
 
     def preparing(self, new: ShardMap) -> "Shards":
-        """The same with another prepared map."""
+        """These maps with another prepared map. The one before is added to `replaced`, unless a known map has the same
+        rules and pins."""
         replaced = self.replaced
         if self.prepared is not None and self.current is not None:
             known = [(one.rules, one.pinned) for one in (self.current, *replaced, new)]

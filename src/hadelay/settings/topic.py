@@ -121,7 +121,7 @@ _RATE = number(0, MAX_RATE, "messages per second", "; to stop a topic, pause it"
 
 
 class Setting(NamedTuple):
-    """The row of a setting, besides its default."""
+    """Everything that is declared about a setting, except its default."""
 
     kind: Kind
     #: Description of the setting for users.
@@ -199,7 +199,8 @@ class TopicSettings:
         "Limit of messages of one group that are handed out at once, in due order; 1: strictly one at a time.",
         "ledger/groups/messagegroups.py", delivery=True, form=True,
     )  # fmt: skip
-    #: Limits: a new leader waits for an interval, and the clock counts milliseconds.
+    #: Limits of the rate: a new leader first waits for the time between two messages, which is therefore at most 100 s;
+    #: and it is at least 1 ms, as the clock counts milliseconds.
     group_rate: float | None = _set(
         None, number(0.01, 1000, "messages of a group per second"),
         "Limit per second of messages of one group that are handed out, evenly spaced: 1: one per second. Needs "
@@ -271,7 +272,7 @@ class TopicSettings:
         "Subscription at its max_messages or max_bytes: refuse publishes, or drop its copies and count them.",
         "ledger/limits/quotas.py", of="subscriptions", form=True,
     )  # fmt: skip
-    #: Not part of what the topic does: names and values for people and programs.
+    #: Labels: names and values for people and programs, without effect on the topic.
     labels: tuple[tuple[str, str], ...] = _set(
         (), LABELS, "Own names and values of the topic, such as owner=payments; null removes a name.",
         "settings/topic.py",

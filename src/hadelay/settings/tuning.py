@@ -42,7 +42,7 @@ class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_inflight_bytes: int = 4 * _MIB
     #: Size of a pre-allocated journal segment; checkpoints delete whole segments.
     segment_bytes: int = 16 * _MIB
-    #: Maximum duration of a leader's sync; a leader with a slower disk hands over.
+    #: Maximum duration of a leader's sync; a leader with a slower disk hands over its leadership.
     max_sync_ms: int = 1_000
 
 
@@ -80,7 +80,7 @@ class StorageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: Limit of concurrent calls to one host.
+    #: Limit of concurrent webhook calls to one host.
     host_calls: int = 256
-    #: User-Agent header of the calls.
+    #: User-Agent header of webhook calls.
     user_agent: str = "hadelay"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hadelay.codec.formats import I64, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION, Mask, Rows
 from hadelay.codec.linking import RECORD_CRC
 
-#: Maximum number of rows of one append; more, which only copies for subscriptions can be, are appended in parts.
+#: Limit of rows that are appended at once. Only an append with copies for subscriptions can have more, and is split.
 _MOST_ROWS = 1 << 16
 #: Number of records below which a loop is faster than numpy.
 _FEW = 32
@@ -26,7 +26,7 @@ class Records(NamedTuple):
     copies: Mask | None = None
 
     def sizes(self, rows: Rows) -> I64:
-        """Bytes that each row adds to the log: 0 for a row that shares the record of the row before it."""
+        """Number of bytes that each row adds to the log: 0 for a row that shares the record of the row before it."""
         sizes = rows["size"].astype(np.int64)
         if self.copies is not None:
             sizes[self.copies] = 0

@@ -55,7 +55,8 @@ class Generation:
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        # Offset of each row's record in the buffer of records; -1: the record is in the .log, or a row before has it.
+        # Offset of each row's record in the buffer of records; -1 if the record is in the .log already, or is that of
+        # an earlier row.
         self._starts = _array(rows, np.int64)
         # Copy the columns that scans read: a scan of whole rows would miss the CPU's cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
@@ -85,7 +86,7 @@ class Generation:
         rows: npt.NDArray[np.void],
         records: Records | None,
     ) -> None:
-        """Append rows and their records; None: the records are already in the log.
+        """Append rows and their records. records: None if they are in the .log file already.
 
         previous: result of chaining the positions `numbers(len(rows))` by slot into `tail`.
         """
@@ -189,7 +190,7 @@ class FarWriter:
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
         self._usual, self._capacity = usual, capacity
         self.fresh = Generation(capacity, 0)
-        #: Generations that are being written, oldest first; and the one that `write_some` is called for.
+        #: Frozen generations, oldest first; and the last one that `write_some` has to write.
         self._frozen: list[Frozen] = []
         self._awaited: Frozen | None = None
         self._sample: Sample | None = None
@@ -206,8 +207,8 @@ class FarWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages in memory that no call of `freeze` has asked to be written: of the buffer, and of what an
-        append has frozen."""
+        """Bytes of messages in memory that no call of `freeze` has asked to be written: those in the buffer, and those
+        in generations that an append froze."""
         waiting = self.fresh.used_bytes
         if self._awaited is None:
             for frozen in self._frozen:
@@ -220,8 +221,8 @@ class FarWriter:
             self.fresh = Generation(self._capacity, self._table.size)
 
     def write_some(self) -> bool:
-        """Write the next few dozen hours of what is frozen, or a part of a big hour. True when all is written that was
-        frozen by the last `freeze`."""
+        """Write the frozen messages of the next few dozen hours, or a part of those of a big hour. Returns True once
+        everything is written that the last `freeze` froze."""
         if self._awaited is not None:
             self._write_slice()
         return self._awaited is None
@@ -248,8 +249,8 @@ class FarWriter:
 
     def keep_up(self, rows: int, size: int) -> None:
         """If checkpoints are late, write twice as much of the buffer as is about to be appended: `rows` rows with
-        records of `size` bytes. Else the buffer would be full in the end, and one append write all of it, which takes
-        seconds: this node would not be heard meanwhile."""
+        records of `size` bytes. Otherwise the buffer would fill up, and a single append would have to write all of it:
+        for seconds, this node would answer nobody."""
         if self.fresh.used_bytes >= self._usual and not self._frozen:
             self._set_aside()
         elif not self._frozen or (self._awaited is not None and self.fresh.used_bytes < self._usual):

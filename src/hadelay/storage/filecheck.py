@@ -35,7 +35,8 @@ class Expected(NamedTuple):
 
 
 def check_file(disk: Disk, expected: Expected) -> Check:
-    """Check a file of an hour, or the file of names. The damage found has a size if it is an entry or a record."""
+    """Check a file of an hour, or the file of names. The damage of a single entry or record is returned with its
+    size."""
     path, size, crc, _ = expected
     found = 0
     with closing(disk.open(path)) as file:
@@ -81,7 +82,8 @@ def _find_rows(disk: Disk, expected: Expected, index: bool) -> Check:
 
 
 def _find_records(disk: Disk, expected: Expected, index: str) -> Check:
-    """Find the damaged records that the entries of an index name. Damaged entries name none: repair them first."""
+    """Find the damaged records that the entries of an index name. A damaged entry leads to no record: repair the
+    entries first."""
     found: list[DamagedFile] = []
     step = PIECE - PIECE % INDEX.itemsize
     with closing(disk.open(index)) as entries, closing(disk.open(expected.path)) as file:

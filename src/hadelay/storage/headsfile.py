@@ -1,4 +1,4 @@
-"""Bytes of a `.heads` file, and the data that it has (docs/spec/on-disk-format.md)."""
+"""Encodes and decodes `.heads` files, whose data is derived from an hour's index (docs/spec/on-disk-format.md)."""
 
 from dataclasses import dataclass, field
 

@@ -267,7 +267,8 @@ def _bad_record(hour: int, offset: int, data: bytes, entries: Rows) -> str | Non
     if what:
         return what
     there = entries[entries["offset"] == offset]
-    # Repair a damaged index entry before the record that it points to: the entry proves the record.
+    # Only an intact index entry proves that a record is the original: a damaged entry has to be repaired before its
+    # record.
     first = decode_record(data).first_id
     ids, indexes = there["first_id"].tolist(), there["index"].tolist()
     proven = any(proves_record(i, first, hour, index) for i, index in zip(ids, indexes, strict=True))

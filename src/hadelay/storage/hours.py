@@ -38,7 +38,7 @@ class DiskHourStore(HourReader):
         self._window = range(0)
         self._retired: list[int] = []
         self._doomed: list[int] = []
-        #: Number of backups and peers that are copying hour files; no hour file is removed unless it is 0.
+        #: Number of backups and peers that are copying hour files; hour files are removed only while this number is 0.
         self.pins = 0
 
     @property

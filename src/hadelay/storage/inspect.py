@@ -104,7 +104,7 @@ def _show_entry(row: Row) -> Row:
 
 
 def _show_event(row: Row) -> Row:
-    """Make a DISPATCH row printable. The file `names` has the names of its consumer, node and reason."""
+    """Make a DISPATCH row printable. Consumer, node and reason stay numbers: their names are in the file `names`."""
     event, other, consumer = row["event"], row["other_hour"], row["consumer"]
     shown = row | {
         "event": Event(event).name.lower() if event in list(Event) else event,

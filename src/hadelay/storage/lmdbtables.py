@@ -33,7 +33,7 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
-#: Number of bytes at the start of the ledger's main blob that have the cluster time.
+#: Number of bytes at the start of the ledger's main blob among which the cluster time is found.
 _CORE_HEAD = 4_096
 #: Size of the values that `verify_some` reads in one transaction, in bytes.
 _PIECE = 64 << 10
@@ -74,7 +74,8 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """The checkpoint of a file that may be damaged anywhere: damage raises DamagedFile, never a signal."""
+    """Read the checkpoint of a file that may be damaged anywhere. Damage raises DamagedFile, and never ends the process
+    by a signal."""
     if not _can_be_read(path, CHECKPOINT, HOURS, HOUR_STATES, _REDO):
         raise DamagedFile(path, 0, f"LMDB cannot read its tables; {WAY_OUT}")
     with closing(LmdbBackend(path, readonly=True)) as backend:
@@ -165,7 +166,8 @@ class LmdbBackend:
         return [None if data is None else self._verified(key, data) for key, data in zip(keys, found, strict=True)]
 
     def forget_readers(self) -> None:
-        """Give up the transactions of other processes that ended within one: LMDB keeps old pages for them."""
+        """Release the read transactions of processes that ended during one: LMDB keeps old pages for such
+        transactions."""
         self._env.reader_check()
 
     def _verified(self, key: bytes, data: bytes) -> bytes:
@@ -238,7 +240,7 @@ class LmdbBackend:
         self._interrupted = True
 
     def close(self) -> None:
-        """Close the file. No thread may be in `commit` or a read: LMDB would end its transaction."""
+        """Close the file. No thread may be in `commit` or a read: LMDB would end that thread's transaction."""
         self._env.close()
 
 

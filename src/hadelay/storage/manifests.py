@@ -43,7 +43,8 @@ class SourceFiles(NamedTuple):
 class PartFile(TypedDict):
     """A Parquet file of an archived hour."""
 
-    #: Path of the file in the archive, never outside: no part is "..", and there is no other "/".
+    #: Path of the file in the archive. The pattern keeps it inside the archive: no part is "..", and there is no other
+    #: "/".
     path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[a-z0-9-]+/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*\Z")]
     rows: Annotated[int, msgspec.Meta(ge=0)]
     bytes: int
@@ -53,7 +54,8 @@ class PartFile(TypedDict):
 class HourManifest(TypedDict):
     version: int
     hour: int
-    #: Id of the cluster whose hour this is; missing in older manifests, "" for a copy that does not say it.
+    #: Id of the cluster whose hour this is; missing in older manifests, "" if the hour was archived from a copy of the
+    #: data that does not name its cluster.
     cluster: NotRequired[str]
     source: dict[str, Any]
     files: list[PartFile]
@@ -72,7 +74,8 @@ class _Body(TypedDict):
     version: int
     revision: Annotated[int, msgspec.Meta(ge=0)]
     previous: list[str]
-    #: Id of the cluster whose hours these are; missing in older catalogues, "" while no run knew it.
+    #: Id of the cluster whose hours these are; missing in older catalogues, "" as long as no run of the archiver knew
+    #: the id.
     cluster: NotRequired[str]
     hours: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{10}$")], Listed]
 
@@ -106,7 +109,7 @@ class Directory:
             return None
 
 
-#: An archive that can be read. Names are relative. OSError when the store does not answer.
+#: Files of an archive that can be read, by relative names. Reading raises OSError when the store does not answer.
 Files: TypeAlias = "Directory | Location"
 
 
@@ -191,7 +194,8 @@ class Catalogue:
     def __init__(self, names: list[str], revision: int, hours: dict[int, Listed], clusters: Iterable[str] = ()) -> None:
         #: Names of the catalogue's files; empty if the archive has no catalogue.
         self.names, self.revision, self.hours = names, revision, hours
-        #: Ids of the clusters whose hours these are: at most one, unless first runs of two clusters met.
+        #: Ids of the clusters whose hours these are: at most one id, unless two clusters archived for the first time at
+        #: once.
         self.clusters = set(clusters)
 
     def foreign(self, cluster: str) -> str:
@@ -199,7 +203,7 @@ class Catalogue:
         return min(self.clusters - {cluster}, default="")
 
     def row(self, hour: int, manifest: bytes) -> Listed:
-        """Make the catalogue's entry for the manifest of an hour. Raises ValueError if the bytes are not one."""
+        """Make the catalogue's entry for the manifest of an hour. Raises ValueError if the bytes are not a manifest."""
         found = decode_manifest(manifest, hour)
         return {
             "crc32c": f"{crc32c(manifest):08x}", "messages": rows(found, "messages"), "events": rows(found, "events"),

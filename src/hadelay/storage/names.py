@@ -41,7 +41,7 @@ def decode_names(data: bytes, path: str) -> Iterator[Name]:
 
 
 class NameTable:
-    """Names and their numbers, both in memory. Each kind of name counts from 0."""
+    """Names and their numbers, in memory. Each kind of name has numbers of its own, from 0 on."""
 
     def __init__(self, disk: Disk, path: str, length: int = 0, crc: int = 0) -> None:
         """Load the first `length` bytes, whose checksum must be `crc`. Recovery has cut the file to this length."""

@@ -128,7 +128,8 @@ class Exports:
             self.forget_older(self.index)
             self._made[index] = manifest
 
-        # Run the export in the checkpoints' thread: a checkpoint that begins meanwhile commits after the export.
+        # Run the export in the checkpoints' thread, so that a checkpoint that begins meanwhile commits after the
+        # export.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
 
     def _export(self, index: int, term: int) -> Manifest:
@@ -152,8 +153,8 @@ class Exports:
         ]
         if row["names_length"]:
             files.append(SnapshotFile("names", row["names_length"], row["names_crc"]))
-        # The tables last: unlike the other files, they differ in each snapshot, so that an attempt that was interrupted
-        # would pull them in vain.
+        # List the tables last: unlike the other files, they differ in each snapshot, so an attempt that is interrupted
+        # would have pulled them in vain.
         files.append(SnapshotFile(name, length, crc))
         return Manifest(index, term, files)
 
@@ -195,7 +196,8 @@ class Installer:
         *,
         read: Callable[[Backend], None] = lambda tables: None,
     ) -> None:
-        """switch: called when the files are complete. read: called with the snapshot's tables before, in a thread."""
+        """switch: called when the files are complete. read: called before that, in a thread, with the snapshot's
+        tables."""
         self._disk, self._runtime, self._backend, self._switch, self._read = disk, runtime, backend, switch, read
         self._incoming = f"{directory}/incoming"
         self._files = {file.name: file for file in manifest.files}

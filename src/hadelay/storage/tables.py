@@ -84,8 +84,8 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
 
 
 class Layer:
-    """Table changes between two checkpoints, in memory. ordered: tables whose keys are in order from the first change
-    on."""
+    """Table changes between two checkpoints, in memory. ordered: tables whose keys are kept sorted from the first
+    change on."""
 
     def __init__(self, ordered: Iterable[bytes] = ()) -> None:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
@@ -252,7 +252,8 @@ class Tables:
             yield
 
     def next_key(self, table: bytes, start: bytes) -> bytes | None:
-        """The first key ≥ start, even if deleted since the last checkpoint, at a cost that does not depend on these."""
+        """The first key ≥ start, even if it was deleted since the last checkpoint. The cost does not depend on the
+        number of deleted keys."""
         return min((page[0][0] for source in self._sources(table) if (page := source(start, 1))), default=None)
 
     def _sources(self, table: bytes) -> list[Callable[[bytes, int], Sequence[tuple[bytes, bytes | None]]]]:
@@ -266,7 +267,8 @@ class Tables:
     def freeze(self) -> Layer:
         """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""
         assert self._frozen is None, "one checkpoint at a time"
-        # Sorting a table at its first scan would take milliseconds: tables in use stay in order.
+        # Keep tables sorted that were scanned since the last checkpoint: sorting a table at its first scan would take
+        # milliseconds.
         self._frozen, self._fresh = self._fresh, Layer(sorted(self._fresh.scanned))
         return self._frozen
 

@@ -151,7 +151,7 @@ def warnings(pattern: str, timezone: str, after_ms: int) -> list[str]:
 
 
 def clock_changes(cron: Cron, after_ms: int) -> list[str]:
-    """Describe how clock changes in the next 400 days affect a pattern of fixed times; empty if none does."""
+    """Describe how clock changes in the next 400 days affect a pattern of fixed times; an empty list if none does."""
     tz, fixed = zone(cron.zone), _simulation(cron.fields)
     if fixed.fixup_tz is None:
         return []

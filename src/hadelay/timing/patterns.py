@@ -1,5 +1,5 @@
-"""Texts about cron patterns: the cause of a refusal, a description, and warnings of steps. These texts decide nothing:
-`hadelay.timing.cron` accepts and refuses patterns."""
+"""Texts about cron patterns: the cause of a refusal, a description, and warnings about uneven steps. These texts decide
+nothing: `hadelay.timing.cron` accepts and refuses patterns."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class _Field(NamedTuple):
     name: str
     low: int
     high: int
-    #: Number of values after which the field begins again, and the period in which it does.
+    #: Number of values after which the field begins again, and the period in which it does so.
     size: int
     period: str
     names: tuple[str, ...] = ()
@@ -162,11 +162,11 @@ def words(fields: list[str]) -> str:
     if sim.day_and:
         plain[-3] = "*" if all_days else plain[-3]
         plain[-1] = "*" if all_weekdays else plain[-1]
-    elif all_days or all_weekdays:  # one of the two fields has to match: every day does
+    elif all_days or all_weekdays:  # one of day and weekday has to match, and one of them matches every day
         plain[-3] = plain[-1] = "*"
     expression = Expression(plain)
-    expression.day_and = sim.day_and  # the star that decides this may be a list by now
-    # cronsim writes 22th
+    expression.day_and = sim.day_and  # `_plain` may have replaced the star by which cronsim decides this.
+    # Correct the ordinal numbers of cronsim, which writes 22th.
     return re.sub(r"(?<=\b[2-5])([123])th\b", lambda end: end[1] + _ENDINGS[end[1]], expression.explain())
 
 
@@ -203,13 +203,14 @@ def uneven_steps(fields: list[str]) -> Iterator[str]:
 
 
 def _uneven(field: _Field, term: str, goes_on: bool) -> str:
-    """A warning of a term with a step; "" if the step is even, or ends before the field begins again."""
+    """Warning about a term whose step is uneven; "" if the step is even, or if the term ends before the field begins
+    again."""
     found, step, begin = sorted(_values(field, term)), _step(term), term.partition("/")[0]
     if found[0] < 0:
         return "the step has no effect"
     if len({number % field.size for number in found}) == 1:
         return f"the step has no effect, only {found[0]} matches; for equal intervals use every"
-    # A range, and a begin after the first step, are limits by intent.
+    # Do not warn of a range, nor of a first value beyond the first step: users set these limits on purpose.
     whole = "-" not in begin or begin == f"{field.low}-{field.high}"
     if not whole or not goes_on or found[0] - field.low >= step:
         return ""

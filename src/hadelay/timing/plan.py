@@ -1,5 +1,5 @@
-"""Times of a schedule from its specification, and which of them are made at a given moment. Pure: the leader, the
-preview and GET call it."""
+"""Computes the times of a schedule from its specification, and which of them are published at a given moment. Pure: the
+leader, the preview and GET call it."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ _LOOKED = 240
 #: Latest occurrence, in Unix ms: the year 9900. cronsim searches up to 50 years ahead, and the calendar of Python ends
 #: with the year 9999.
 LATEST_MS = 250_246_627_200_000
-#: Number of occurrences that are compared with the jitter when a schedule is set.
+#: Number of coming occurrences whose distances are compared with the jitter when a schedule is set.
 _COMPARED = 100
 
 
@@ -64,7 +64,7 @@ def check(spec: Spec, now_ms: int) -> None:
         years = f"; {cron.MAX_YEARS} years are searched" if spec.cron is not None else ""
         raise Impossible(f"the schedule has no future occurrence: check cron, at, start and end{years}")
     if spec.jitter_ms and any(b - a < spec.jitter_ms for a, b in pairwise(first)):
-        raise Impossible("jitter: longer than the time between two occurrences, messages could change order")
+        raise Impossible("jitter: longer than the time between two occurrences, so messages could change order")
 
 
 def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: int = FIRED) -> Firing | None:
@@ -77,8 +77,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: 
     skipped, last = _skip(spec, state.last, fresh_ms)
     coming = occurrences(spec, last)
     late: list[int] = []
-    #: Limit of late occurrences that may still be made. They are the newest ones, which are known only when all late
-    #: ones are.
+    #: Limit of late occurrences that may still be made. They are the newest late ones, which are known only once all
+    #: late ones are known.
     open_ = MAX_RUN if CatchUp(spec.catch_up) is CatchUp.ALL else 1
     following: int | None = None
     for following in coming:
