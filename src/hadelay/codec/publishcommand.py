@@ -84,8 +84,7 @@ class Publish:
 
     @property
     def named(self) -> Rows:
-        """CLIENT_KEY_ROWs, without the keys that only serve `unique_for` (mode PERIOD) and are not stored as the
-        message's key."""
+        """CLIENT_KEY_ROWs without the keys that only serve `unique_for` (PERIOD), which messages do not keep."""
         keys = self.client_keys
         return keys[keys["mode"] != PERIOD] if len(keys) else keys
 
@@ -168,8 +167,7 @@ def _check_groups(command: Publish) -> None:
 
 
 def _check_uniques(command: Publish) -> None:
-    """Raise Malformed unless the rows are in ascending order, each period is valid, and each row has a client key with
-    the mode KEEP or PERIOD."""
+    """Raise Malformed unless rows ascend, periods are valid, and each row has a client key (KEEP or PERIOD)."""
     at, keyed = command.uniques["row"], command.client_keys["row"][np.isin(command.client_keys["mode"], (KEEP, PERIOD))]
     for_ms = command.uniques["for_ms"]
     if not (at[1:] > at[:-1]).all() or not np.isin(at, keyed).all():

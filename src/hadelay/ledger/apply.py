@@ -1,5 +1,4 @@
-"""Applies a committed log entry, command by command: the only way to change the ledger (ledger/state.py has the laws
-for this)."""
+"""Applies a committed log entry, command by command: the only way to change the ledger (laws in ledger/state.py)."""
 
 import struct
 from collections.abc import Callable
@@ -39,8 +38,7 @@ _CHUNK = 65_536
 
 
 def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview) -> list[Result]:
-    """Apply one committed entry; returns a result per command. Raises only FatalError and DamagedFile, which stop the
-    node; bad input gives a refusal (law 3 in ledger/state.py)."""
+    """Apply one committed entry; returns a result per command. Raises only FatalError and DamagedFile."""
     if len(entry) and entry[0] > ENTRY_VERSION:
         raise FatalError(
             f"log entry {index} has format version {entry[0]}, this program reads {ENTRY_VERSION}: upgrade this node"
@@ -141,8 +139,7 @@ def _apply_incarnation(ledger: Ledger, command: Incarnation) -> Done:
 
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
-        # Refuse MEMBERS beside other commands: Raft takes new members only from an entry whose single command is
-        # MEMBERS (entries.members_in).
+        # Refuse such an entry: Raft takes new members only from an entry with a single command (entries.members_in).
         return Refused("malformed", "a change of members must be the only command of its log entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:

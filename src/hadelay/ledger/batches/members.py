@@ -115,7 +115,8 @@ def follow(ledger: Ledger, hour: int, rows: Rows, hours: I64, new: Rows, *, leas
 
 
 def _mark(ledger: Ledger, hours: int | I64, entries: Rows, numbers: Numbers) -> None:
-    """Store the numbers of entries (INDEX rows) that are new in their hours, and in ascending order within each."""
+    """Store the batch number of each of these entries (INDEX rows), which are new in their hours, and in ascending
+    order within each hour."""
     members = numbers != 0
     if not members.all():
         entries, numbers = entries[members], numbers[members]

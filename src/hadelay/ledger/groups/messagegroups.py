@@ -147,7 +147,8 @@ class Change:
             self.fill(key, group)
 
     def fill(self, key: bytes, group: Group) -> None:
-        """Unblock the first blocked messages, or block the last unblocked waiting ones, to match the topic's limit."""
+        """Unblock the first blocked messages of a group, or block its last unblocked waiting ones, to match the topic's
+        limit."""
         group.limit = self._topic(key).settings.group_concurrency or group.limit
         while len(group.heads) > group.limit:
             last = next((each for each in reversed(group.heads) if self._waits(each)), None)
@@ -271,7 +272,7 @@ def publish(ledger: Ledger, hours: int | I64, rows: Rows, at: NDArray[np.intp], 
     heads = zip(due, ids, into, indexes, strict=True)
     limits = {number: every[number].settings.group_concurrency for number in set(numbers)}
     if len(set(keys)) == len(keys) and all(limits.values()) and not any(ledger.tables.get_many(GROUP, keys)):
-        # All groups are new, and each message is alone in its group.
+        # Block nothing: all groups are new, and each message is alone in its group.
         firsts = [_GROUP.pack(0, 0, 0, limits[number], 1) for number in numbers]
         groups_of = [first + _HEAD.pack(*head) for first, head in zip(firsts, heads, strict=True)]
         ledger.tables.put_new(GROUP, dict(zip(keys, groups_of, strict=True)))

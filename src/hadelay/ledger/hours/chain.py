@@ -1,5 +1,5 @@
-"""Walks the linked list of one second's index entries, from the last entry back by preGlobalIndex. Loading due
-messages, taking over as leader and scans use such walks to find the messages of a second. A step costs some 60 ns.
+"""Walks the linked list of one second's index entries, from the last entry back. Loading due messages, a new leader and
+scans find the messages of a second by such walks. A step costs some 60 ns.
 
 The walk checks every link. A link always points to an *older* entry, so a walk ends by construction and a cycle shows
 as a link forward; and every entry must have its own number, its second, the next smaller localIndex and a CRC that

@@ -71,7 +71,7 @@ class HourState:
     late: BitMap = field(default_factory=BitMap)
     #: Settled entries that did not end with an ack, by what ended them: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
     others: dict[Event, BitMap] = field(default_factory=dict)
-    #: Leased entries; derived from the open grants.
+    #: Leased entries; derived from the open grants, so not stored in checkpoints.
     leased: BitMap = field(default_factory=BitMap, init=False)
     #: Number of open entries that are not blocked, in each second, u4[3600]; kept while the hour runs or has open
     #: entries.

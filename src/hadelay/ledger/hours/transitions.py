@@ -49,8 +49,7 @@ FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WA
 
 #: Layout of the key in tables that are keyed by message id.
 ID_KEY = struct.Struct(">Q")
-#: Table: id of a message that moved → hour and index of its present entry, topic from which it was routed away, last
-#: failures.
+#: Table: id of a message that moved → hour and index of its entry, topic that it was routed from, last failures.
 PLACE = b"place"
 PLACE_VALUE = struct.Struct("<II")
 SOURCE = struct.Struct("<I")
@@ -60,7 +59,7 @@ MAX_FAILURES = 16
 
 
 class FailedTry(NamedTuple):
-    """Why an attempt ended without an ack; stored with its time and number."""
+    """Why an attempt ended without an ack; stored with the time and number of the attempt."""
 
     event: Event
     #: Number of the reason among the names of kind REASON; NONE32 without a reason.
@@ -235,9 +234,8 @@ def file_anew(
     ledger: Ledger, leaving: Leaving, hours: I64, new: Rows, event: Event, *, attempts: NDArray[np.uint16],
     source: int | None = None,
 ) -> None:  # fmt: skip
-    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. Unless the new hours
-    are for dead letters, the caller has to call `filed` afterwards. source: number of the topic that the messages
-    leave, stored so that they can be sent back there."""
+    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. The caller then calls
+    `filed`, unless the hours are for dead letters. source: topic from which the messages are routed away."""
     _append_moved(ledger, leaving.hour, hours, new)
     settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
     hour_state = ledger.hour_state(leaving.hour)
@@ -261,10 +259,9 @@ def file_anew(
 
 
 def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
-    """What table `place` stores of each message beside its entry, as bytes: its source topic and its last failures,
-    including the present failure."""
+    """What table `place` keeps of each message beside its entry: source topic and last failures, this one included."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
-    # A message that is still in the entry that its id names has never moved, and has no failures: spare the look-up.
+    # A message in the entry that its id names never moved, and has no failures: spare the look-up.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
     tails = [

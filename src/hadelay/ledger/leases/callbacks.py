@@ -190,8 +190,8 @@ def _meta(event: str, traceparent: str | None) -> bytes:
 
 
 def _file(ledger: Ledger, node: str, callbacks: list[_Callback]) -> None:
-    """Publish callbacks, and count them: all filed ones, those of them beyond a quota, and those lost because their
-    topic could not be created."""
+    """Publish callbacks, and count them: those filed, those of them beyond a quota, and those lost because their topic
+    could not be created."""
     drafts, rooms = [], dict[str, Room]()
     for topic, event, document, traceparent in callbacks:
         found = topic_or_new(ledger, topic)

@@ -175,8 +175,8 @@ def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | Jo
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
-    """Whether a dead letter may be redriven: no other message may have its client key by now. If so, adds its published
-    message to `coming`, the published messages of all letters to redrive."""
+    """Whether a dead letter may be redriven: no other pending message may have its client key. If so, adds its
+    published message to `coming`, the published messages of all letters to redrive."""
     if not int(row["flags"]) & FLAG_KEYED:
         return True
     published = published_id(ledger, int(row["first_id"])) if ledger.topics.subscriptions else int(row["first_id"])

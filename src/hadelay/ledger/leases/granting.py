@@ -74,7 +74,7 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
 
 def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> tuple[Mask, Mask | None]:
     """Fill LEASED rows of a grant from their index entries. Returns two masks: messages that may be leased, and
-    messages that might be leased if their groups did not block them (None: no message is blocked)."""
+    messages that only their groups block (None: no message is blocked)."""
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]

@@ -23,7 +23,7 @@ _NO_BOUND = 1 << 62
 
 
 class Room:
-    """Room that a topic or a subscription has for further messages, by its quotas, while a PUBLISH is judged."""
+    """Room that a topic or a subscription has for further messages, by its quotas, while apply judges a PUBLISH."""
 
     def __init__(self, topic: TopicState) -> None:
         settings = topic.settings

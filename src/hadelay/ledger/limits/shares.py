@@ -21,7 +21,7 @@ class Table(NamedTuple):
     #: Fraction of the limit that tokens of one name may use; and fraction of the limit that is kept for admin tokens.
     share: float
     kept: float
-    #: What a user can do once no row is left.
+    #: What error messages advise a user to do once no row is left.
     advice: str
 
 
@@ -39,8 +39,8 @@ SCHEDULE_BYTES = Table(
 )
 JOBS = Table("jobs", "running jobs", 0.25, _TENTH, "wait, or stop one")
 BATCHES = Table("batches", "batches", 0.25, _TENTH, "wait until some are forgotten, 7 days after their end")
-#: Keys with `unique_for`, and Idempotency-Keys. A name may use more Idempotency-Keys: they end soon, and a full table
-#: forgets the oldest. A refusal of keys is a RowCode, so the user gets no advice.
+#: Keys with `unique_for`, and Idempotency-Keys. Tokens of one name may use a larger part of the Idempotency-Keys: these
+#: end soon, and a full table forgets the oldest. A refusal of keys is a RowCode, so the user gets no advice.
 UNIQUE = Table("unique_keys", "keys with unique_for", 0.5, _TENTH, "")
 KEYS = Table("keys", "idempotency keys", 0.75, 0.0, "")
 #: Idempotency-Keys of the epoch before the present one: they are looked up, too (ledger/messages/idempotency.py).

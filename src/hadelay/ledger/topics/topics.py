@@ -161,7 +161,8 @@ class TopicBook:
         #: By topic number: generation of new entries, and `floors`, the oldest valid generation.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
-        #: Existing subscriptions by number, by the name of their topic; the name stays when all were deleted.
+        #: Existing subscriptions by number, by the name of their topic; a name stays even if all its subscriptions were
+        #: deleted.
         self.subscriptions: dict[str, dict[int, TopicState]] = {}
         #: Numbers of topics with cancelled messages to sweep, partial purges or a redrive.
         self.with_work: set[int] = set()
