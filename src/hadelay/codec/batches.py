@@ -32,11 +32,11 @@ SEALED, CANCELLED, ENDED, EXPIRED, REFUSED = 1, 2, 4, 8, 16
 class On(IntEnum):
     """Which outcome of a batch publishes the callback, once all members are settled."""
 
-    #: Any outcome.
+    #: Publish the callback whatever the outcome is.
     COMPLETE = 0
-    #: Every member was acked, and the batch was not cancelled.
+    #: Publish the callback if every member was acked, and the batch was not cancelled.
     SUCCESS = 1
-    #: A member became a dead letter.
+    #: Publish the callback if a member became a dead letter.
     DEATH = 2
 
 

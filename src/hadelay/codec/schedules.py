@@ -35,7 +35,7 @@ _MAX_NUMBER = 253_402_300_800_000
 LAST, REMOVE = 1, 2
 #: Time for which a finished schedule is kept, in ms.
 KEPT_MS = 7 * 86_400_000
-#: Values of `paused` in a SCHEDULE_PUT.
+#: Values of `paused` in a SCHEDULE_PUT; KEEP_PAUSE: the schedule stays paused or running, as it is.
 KEEP_PAUSE, PAUSE, RUN = 0, 1, 2
 #: Last field of a template's meta, without its 8 bytes of value: msgpack key `oc`, type byte of a u64.
 _OC = b"\xa2oc\xcf"

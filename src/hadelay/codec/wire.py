@@ -17,7 +17,7 @@ class Malformed(ValueError):
 
 
 def cut_name(name: str) -> str:
-    """The name, cut to MAX_NAME bytes: a token's name of 64 characters may have a byte more."""
+    """The name, cut to MAX_NAME bytes: 64 characters, as a token's name may have, can be 256 bytes."""
     return name.encode()[:MAX_NAME].decode(errors="ignore")
 
 

@@ -43,8 +43,8 @@ class DiskHourStore(HourReader):
 
     @property
     def far_bytes(self) -> int:
-        """Bytes of far hours (not mapped into memory) that wait in memory for the next checkpoint; `far_buffer_bytes`
-        triggers one."""
+        """Bytes of far hours (not mapped into memory) that wait in memory for the next checkpoint; at
+        `far_buffer_bytes`, a checkpoint begins."""
         return self._far.waiting_bytes
 
     def append(

@@ -154,7 +154,8 @@ class Storage:
         self, slices: Iterator[Sequence[Put]], rows: dict[tuple[bytes, bytes], bytes | None], then: Done
     ) -> None:
         """Collect core's rows and write buffered messages, in slices, then call `then`. A pause is as long as the slice
-        before it. A method, because a nested function that calls itself is a cycle, and would keep data for long."""
+        before it. This is a method, because a nested function that calls itself is a reference cycle, and would keep
+        data for long."""
         if self._closed:
             then(files_closed())
             return

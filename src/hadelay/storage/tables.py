@@ -95,7 +95,8 @@ class Layer:
         #: scanned in this layer.
         self._orders = {table: SortedKeys() for table in ordered}
         self.scanned: set[bytes] = set()
-        #: Keys of each table that neither an older layer nor the backend has.
+        #: Keys of each table that neither an older layer nor the backend has: if such a key is deleted, nothing has to
+        #: be written.
         self._new: dict[bytes, set[bytes]] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:

@@ -31,8 +31,7 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
-#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of that attempt counts until the message is leased
-#: again.
+#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of the attempt counts until the next lease begins.
 FLAG_LEASE_EXPIRED = 1
 #: Bits of INDEX.flags: the message has a client key, a TTL (table `ttlof`), a webhook URL of its own (meta `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8

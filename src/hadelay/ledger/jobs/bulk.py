@@ -63,7 +63,7 @@ _LEASED, _DEAD = _codes(State.LEASED), _codes(State.DEAD)
 
 
 def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
-    """The refusal of a specification that no job may have; None if it is valid."""
+    """Refusal of an invalid specification of a job; None for a valid one."""
     if spec.action == "fill" or spec.subscription:
         return Refused("bad_job", "action: only a new subscription begins a fill")
     if spec.into and (spec.action != "transfer" or spec.into == spec.topic or not TOPIC_NAME.fullmatch(spec.into)):

@@ -102,8 +102,7 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> t
 
 
 def _lease_runs(ledger: Ledger, rows: Rows, behind: list[int], consumer: int, node: int) -> None:
-    """Lease blocked messages that continue the runs of messages leased by the same grant. behind: positions of the
-    blocked messages."""
+    """Lease the blocked messages (positions `behind`) that continue the runs of messages leased by the same grant."""
     if not (taken := np.array(runs.take_next(ledger, rows, behind), np.intp)).size:
         return
     for hour, where in rows_by_value(rows["hour"][taken]):

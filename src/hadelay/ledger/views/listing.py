@@ -36,7 +36,7 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
 #: Limit of a page's search cost, except for its last hour. Unit: looking at one index entry, some 20 ns.
 BUDGET = 3_000_000
-#: Cost between two pauses (yields) of a listing for other work: one or two milliseconds.
+#: Cost, in the unit of BUDGET, between two pauses (yields) of a listing for other work: one or two milliseconds.
 _SLICE = 65_536
 #: Number of entries that a pass over an index looks at in one go.
 _ROWS = 16_384
