@@ -210,8 +210,7 @@ def _key_rows(
 
 
 def decode_publish(reader: WireReader) -> Publish:
-    """Decode the body of a PUBLISH. Raises Malformed unless all lengths, topic numbers and key ranges are consistent:
-    apply relies on that."""
+    """Decode the body of a PUBLISH. Raises Malformed unless lengths, topic numbers and key ranges are consistent."""
     head = reader.unpack(_HEAD)
     node_size, by_size, topic_count, row_count, key_count, client_count, group_count, unique_count, blob_size = head
     node, by = reader.text(node_size), reader.text(by_size) if by_size else ""

@@ -126,8 +126,7 @@ class DiskHourStore(HourReader):
     ) -> None:
         table, size = self._table, 0 if records is None else len(records.blob)
         self._far.keep_up(len(rows), size)
-        # If these rows still do not fit, write the whole buffer now: `keep_up` wrote a part, but the append is too
-        # large for the room.
+        # If the rows still do not fit, write the whole buffer: this append is larger than what `keep_up` wrote.
         if not self._far.fresh.fits(len(rows), size):
             self._far.spill()
         fresh = self._far.fresh
@@ -259,8 +258,7 @@ class DiskHourStore(HourReader):
         return self._far.write_some()
 
     def unsynced(self) -> list[str]:
-        """Paths of the hour files with unsynced bytes, to sync before the checkpoint commits. The call marks the files
-        as synced."""
+        """Paths of hour files with unsynced bytes, to sync before the checkpoint commits; marks them as synced."""
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
             path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
@@ -273,8 +271,7 @@ class DiskHourStore(HourReader):
         self._far.freeze(None)
 
     def committed(self, sample: Sample) -> list[str]:
-        """Note that the checkpoint with this sample is durable; returns the files of retired hours that may now be
-        unlinked."""
+        """Note that this sample's checkpoint is durable; returns the files of retired hours that may be unlinked."""
         self._doomed += sample.gone
         self._heads.save(limit=8)
         if self.pins:
