@@ -75,5 +75,5 @@ def job_scope(action: str) -> str:
 
 
 def covered(pattern: str) -> str | None:
-    """Topic or pattern for the check of rights: the token must cover all topics that match. None: all topics."""
+    """The topic or pattern that a token's scope has to cover for a job on this pattern; None: all topics."""
     return None if not pattern.strip("*") else pattern

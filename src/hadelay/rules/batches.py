@@ -30,7 +30,7 @@ def batch_to_open(
         raise TooLarge(f"callback.body has {len(body)} bytes; at most {MAX_BODY} are allowed")
     lifetime_ms = _LIFETIME_MS if document.ttl is None else int(document.ttl)
     if not 0 < lifetime_ms <= MAX_LIFETIME_MS:
-        raise BadRequest(f"ttl: more than 0, and at most {MAX_LIFETIME_MS // 86_400_000} days")
+        raise BadRequest(f"ttl: must be more than 0, and at most {MAX_LIFETIME_MS // 86_400_000} days")
     delay_ms = 0 if callback.delay is None else int(callback.delay)
     if delay_ms:
         check_positive("callback.delay", delay_ms, max_delay_ms)

@@ -1,4 +1,4 @@
-"""Lists, reschedules and redrives of messages: the values that a request may give."""
+"""Checks the values that a request may give for lists, reschedules and redrives of messages."""
 
 from hadelay.api.messages import Reschedule
 from hadelay.api.text import parse_shift, suggest
@@ -41,12 +41,12 @@ def new_due_time(max_delay_ms: int, document: Reschedule) -> tuple[int, bool, in
         why = "a repeated request then moves the message once"
         raise BadRequest(f"shift: give expected_deliver_at, too, the due time that the message has: {why}")
     if not (shift_ms := parse_shift(document.shift)):
-        raise BadRequest("shift: 0 moves nothing")
+        raise BadRequest("shift: 0 moves nothing; give a duration, or a negative one")
     return max(expected_ms + shift_ms, 0), False, expected_ms
 
 
 def check_rate(rate: float | None) -> float | None:
-    """Messages per second of a redrive; None for no limit. Raises BadRequest."""
+    """Check the rate of a redrive, in messages per second, and return it; None for no limit. Raises BadRequest."""
     if rate is not None and not 0 < rate <= MAX_RATE:
         raise BadRequest(f"rate: messages per second, more than 0 and at most {MAX_RATE}, not {rate}")
     return rate

@@ -37,7 +37,7 @@ def draft_of(
     if packed_key is not None and not 0 < len(packed_key) <= limits.max_key_bytes:
         raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(packed_key)}")
     if key in DOTS:
-        raise BadRequest(f"key: {key!r}: clients and proxies remove this from a path (/v1/topics/{{topic}}/keys/{key})")
+        raise BadRequest(f"key: {key!r}: clients and proxies drop it from a path, …/keys/{key}: take another")
     if on_conflict is not None and on_conflict not in _ON_CONFLICT:
         raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; choose keep, replace or reject")
     if on_conflict is not None and key is None:
@@ -74,10 +74,11 @@ def callback_topics(draft: Draft) -> list[str]:
 
 
 def check_forward(fields: Mapping[str, str]) -> dict[str, str]:
-    """Header fields of a message's webhook calls, their names in lower case. Raises BadRequest."""
+    """Check the header fields of a message's webhook calls; returns them with names in lower case. Raises
+    BadRequest."""
     found = {name.lower(): text for name, text in fields.items()}
     if len(found) < len(fields):
-        raise BadRequest("forward: a name is given twice")
+        raise BadRequest("forward: a name is given twice, in upper or lower case")
     # Many receivers read an underscore in a header's name as a dash, so a name with one is judged as if it had a dash.
     dashed = {name.replace("_", "-"): text for name, text in found.items()}
     if kept := next(filter(_NOT_FORWARDED.match, dashed), None):
@@ -91,21 +92,21 @@ def check_forward(fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_group(group: str) -> str:
-    """The name of a message group. Raises BadRequest for an invalid one."""
+    """Check the name of a message group, and return it. Raises BadRequest for an invalid name."""
     if not 0 < len(group.encode()) <= MAX_GROUP or group in DOTS:
         raise BadRequest(f"group: {group[:40]!r}: 1 to {MAX_GROUP} bytes, neither . nor ..")
     return group
 
 
 def check_batch_key(key: str) -> str:
-    """The key of a batch. Raises BadRequest for an invalid one."""
+    """Check the key of a batch, and return it. Raises BadRequest for an invalid key."""
     if not _BATCH_KEY.fullmatch(key):
         raise BadRequest(f"batch: {key[:40]!r}: 1 to 128 of A-Z a-z 0-9 . _ ~ -, and no dot in front")
     return key
 
 
 def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
-    """Distinct tags in the order given, without spaces around them. Raises BadRequest."""
+    """Check tags; returns the distinct ones in the order given, without spaces around them. Raises BadRequest."""
     found = tuple(dict.fromkeys(tag.strip() for tag in tags))
     if len(found) > limits.max_tags:
         raise BadRequest(f"tags: {len(found)} given; at most {limits.max_tags} are allowed")
@@ -147,7 +148,7 @@ def _unique_ms(item: BatchItem) -> int:
 
 
 def due_time(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, bool]:
-    """(when_ms, relative) of a draft from `delay` or `deliver_at`; default: the topic's delay. Raises
+    """Due time of a draft, as (when_ms, relative), from `delay` or `deliver_at`; default: the topic's delay. Raises
     BadRequest, Impossible."""
     if delay is not None:
         if deliver_at is not None:
@@ -172,7 +173,7 @@ def pack_meta(
     if meta:
         size = sum(len(name.encode()) + len(value.encode()) for name, value in meta.items())
         if size > limits.max_meta_bytes:
-            raise BadRequest(f"meta has {size} bytes, names included; at most {limits.max_meta_bytes} are kept")
+            raise BadRequest(f"meta has {size} bytes, names included; at most {limits.max_meta_bytes} are allowed")
     return pack(Meta(content_type or OCTETS, meta=dict(meta or {}), **options))
 
 

@@ -1,4 +1,4 @@
-"""Schedules: their names, and the specification and message that a document of the API asks for."""
+"""Checks the names of schedules, and makes a schedule's specification and message from a document of the API."""
 
 import re
 from hashlib import sha256
@@ -20,7 +20,7 @@ _GROUP_HASH = 16
 
 
 def check_schedule_name(name: str) -> str:
-    """The name of a schedule. Raises BadRequest for an invalid one."""
+    """Check the name of a schedule, and return it. Raises BadRequest for an invalid name."""
     if not _NAME.fullmatch(name):
         raise BadRequest(f"the schedule's name {name[:40]!r}: 1 to 160 of A-Z a-z 0-9 . _ ~ -, and no dot in front")
     return name
@@ -63,7 +63,7 @@ def schedule_to_put(
     spec = replace(schedule_spec(document, document.topic), group=None if group is None else check_group(group))
     body, content_type = payload
     if len(body) > MAX_TEMPLATE_BYTES:
-        raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
+        raise TooLarge(f"the body has {len(body)} bytes; a schedule's message may have at most {MAX_TEMPLATE_BYTES}")
     tags, ttl_ms = check_tags(limits, document.tags), check_positive("ttl", document.ttl, max_delay_ms)
     meta = pack_meta(limits, content_type, document.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
     return spec, Draft(document.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)

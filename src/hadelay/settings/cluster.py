@@ -25,7 +25,7 @@ class Settings:
     max_topics: int = 100_000
     #: Limit of consumer names, which are never deleted; in the dispatch log, further consumers share a name.
     max_consumers: int = 100_000
-    #: Limit of failure reasons, which are never deleted.
+    #: Limit of failure reasons, which are never deleted; in the dispatch log, further reasons share a name.
     max_reasons: int = 10_000
     #: Limit of request ids remembered per consumer, while their leases run; the oldest are dropped first.
     requests_per_consumer: int = 64

@@ -38,7 +38,7 @@ Check = Callable[[Any, Settings], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Properties that all settings of this kind have."""
+    """A kind of settings, such as durations: the properties that all settings of this kind have."""
 
     name: Literal[
         "duration",

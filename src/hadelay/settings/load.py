@@ -87,7 +87,7 @@ def of_shard(values: Mapping[str, Any], shard: int) -> dict[str, Any]:
 
 
 def _shifted(key: str, address: Any, shard: int) -> str:
-    """An address with a higher port; port 0, which takes a free one, stays."""
+    """The address with its port raised by the index of the shard; port 0, which takes a free port, stays."""
     rest, colon, port = str(address).rstrip("/").rpartition(":")
     if not colon or not port.isdigit():
         raise ConfigError(f"{key} = {address!r}: --shard adds the index to the port, so the address needs a port")

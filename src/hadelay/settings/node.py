@@ -43,8 +43,9 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: Number of this cluster's group, 8 bits of every message id. Change it for a cluster restored from a backup, so
     #: that its ids differ from the old cluster's.
     group: int = 0
-    #: Run alone, without the other members of the log: to rescue the data of a copied directory after the permanent
-    #: loss of a majority of disks. Use it once, on the command line: in a file it could split the cluster in two.
+    #: Run alone, without the other members that the log names: to rescue the data of a copied directory after the
+    #: permanent loss of a majority of disks. Use it once, on the command line: in a file it could split the cluster in
+    #: two.
     survivor: bool = False
 
 
@@ -81,7 +82,7 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_body_bytes: int = MIB
     #: Size limit of a POST /v1/messages:batch. Raise it for producers whose batches are refused (413).
     max_batch_bytes: int = 16 * MIB
-    #: Maximum duration of a lease. Raise it for longer work; a crashed consumer's messages stay leased for as long.
+    #: Maximum duration of a lease. Raise it for longer work; a crashed consumer's messages stay leased for that time.
     max_lease_ms: int = 12 * HOUR
     #: Duration of a lease if neither consumer nor topic sets it. Change it to the duration of most handlers.
     default_lease_ms: int = 30 * SECOND
@@ -126,9 +127,9 @@ class DispatchConfig(tuning.DispatchSettings, frozen=True, kw_only=True, forbid_
     sync: Literal["commit", "interval"] = "commit"
     #: Interval at which grants are replicated with sync = "interval"; a crash repeats the hand-outs of up to this time.
     interval_ms: int = 50
-    #: Maximum time that a grant is proposed before its messages are due (sync = "commit", up to 100). The actual time
-    #: is the recent duration of grants; messages are handed out when due. Raise it if nodes are far apart and messages
-    #: are late. 0: propose when due.
+    #: Maximum time that a grant is proposed before its messages are due (sync = "commit"; at most 100 ms). The actual
+    #: time is the recent duration of grants; messages are handed out when due. Raise it if nodes are far apart and
+    #: messages are late. 0: propose when due.
     max_ahead_ms: int = 50
 
 
@@ -185,9 +186,11 @@ class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_u
     #: Private networks ("10.0.0.0/8") that webhooks may call: add those of your receivers. Empty: only public
     #: addresses, so that users who set URLs cannot reach your network. `hadelay dev` allows loopback.
     allow: list[str] = field(default_factory=list)
-    #: Limit of concurrent calls (sockets) for all topics, shared equally at the limit. Raise it for slow receivers.
+    #: Limit of concurrent webhook calls (sockets) for all topics, shared equally at the limit. Raise it for slow
+    #: receivers.
     max_calls: int = 1_024
-    #: Limit of concurrent calls per topic; the topic's `concurrency` can only lower it. Raise it for busy topics.
+    #: Limit of concurrent webhook calls per topic; the topic's `concurrency` can only lower it. Raise it for busy
+    #: topics.
     topic_calls: int = 64
     #: URL to notify of dead letters in topics without their own `alert`. Empty: no notification.
     alert_url: str = ""

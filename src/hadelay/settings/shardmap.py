@@ -53,7 +53,7 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Owner of the names that a pattern matches."""
+    """Rule of a shard map: the owner of the names that a pattern matches."""
 
     #: Pattern of topic names; `*` stands for any text, also for none.
     pattern: str

@@ -61,7 +61,7 @@ class Webhook:
     secrets: tuple[str, ...] = ()
     timeout_ms: int = 15 * _SECOND
     headers: tuple[tuple[str, str], ...] = ()
-    #: Messages may set their own URL.
+    #: Whether messages may set a webhook URL of their own.
     allow_per_message: bool = False
     method: str = "POST"
 
@@ -155,7 +155,7 @@ def _set(
 class TopicSettings:
     """All settings of a topic; the API's names have no `_ms`. None: no limit, unless a comment says otherwise."""
 
-    #: None: the node's `http.default_lease_ms`.
+    #: None: the node's `http.default_lease_ms` holds.
     lease_ms: int | None = _set(
         None, duration(1, "max_lease_ms"), "Default lease of the topic's consumers: 30s, 5m.",
         "server/service/consuming.py", delivery=True, form=True,
@@ -245,7 +245,7 @@ class TopicSettings:
         "", text(256), "Reason of the pause, shown with the topic.",
         "cli/topic.py", delivery=True, option=False, put=False,
     )  # fmt: skip
-    #: None: the node's `dispatch.sync`.
+    #: None: the topic works in the mode of the node's `dispatch.sync`.
     dispatch_sync: str | None = _set(
         None, choice("commit", "interval"),
         "The mode that this topic relies on: refused unless it is the nodes' `dispatch.sync` (commit or interval).",
@@ -312,12 +312,12 @@ def topics_named(config: dict[str, Any]) -> Iterator[str]:
 
 
 def mask_secret(secret: str) -> str:
-    """A secret with only its last characters: enough to recognise it, useless for signing."""
+    """Mask a secret except its last characters: they are enough to recognise it, and useless for signing."""
     return f"{secret[:6] if secret.startswith('whsec_') else ''}{MASK}{secret[-4:]}"
 
 
 def mask_header(value: str) -> str:
-    """A masked header value, which may be a secret (Authorization); a long value keeps its last 4 characters."""
+    """Mask a header value, which may be a secret (Authorization); a long value keeps its last 4 characters."""
     return MASK + (value[-4:] if len(value) >= 16 else "")
 
 

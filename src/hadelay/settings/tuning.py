@@ -47,12 +47,12 @@ class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DispatchSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: How long before they are due messages are loaded into memory. A longer time smooths bursts, but keeps more ids in
-    #: memory.
+    #: Time before their due times at which messages are loaded into memory. A longer time smooths bursts, but keeps
+    #: more ids in memory.
     preload_ms: int = 10_000
     #: Limit of ids of ready messages in memory per topic; an index scan finds the others.
     ready_window: int = 65_536
-    #: Interval of the search for forgotten messages. A metric counts them, and should stay 0.
+    #: Interval of the search for due messages that memory has lost track of. A metric counts them, and should stay 0.
     sweep_ms: int = 10_000
     #: Limit of messages that one step of a bulk job changes: at most 500. Smaller steps make jobs slower.
     job_step: int = 500
@@ -74,8 +74,8 @@ class StorageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: Journal bytes since the last checkpoint that trigger the next one; an entry counts as at least 8 KiB. A smaller
     #: limit makes restarts quicker, but writes more.
     checkpoint_bytes: int = 64 * _MIB
-    #: Maximum time between checkpoints, if there are changes. (Some nodes lower all three limits by up to 30 %, to
-    #: avoid simultaneous checkpoints.)
+    #: Maximum time between checkpoints, if there are changes. (Some nodes lower all limits that trigger a checkpoint by
+    #: up to 30 %, to avoid simultaneous checkpoints.)
     checkpoint_interval_ms: int = 60_000
 
 
