@@ -41,7 +41,7 @@ class On(IntEnum):
 
 
 class Spec(Packed, frozen=True):
-    #: Topic of the callback.
+    #: Topic to which the callback is published.
     topic: Name
     on: Annotated[int, Bounds(ge=0, le=int(max(On)))]
     #: Values of the callback: delay, and TTL (0: the topic's TTL), in ms; tag mask; meta map; body (None: a JSON
@@ -104,7 +104,7 @@ class State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     dead: U64 = 0
     expired: U64 = 0
     cancelled: U64 = 0
-    #: Number of remembered failures.
+    #: Number of failures that the batch remembers, at most MAX_FAILURES.
     failures: U32 = 0
     #: Times of opening, sealing and end, in Unix ms; 0: has not happened yet.
     opened_ms: U64 = 0

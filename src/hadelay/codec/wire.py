@@ -13,7 +13,7 @@ COMMAND = struct.Struct("<BI")
 
 
 class Malformed(ValueError):
-    """The bytes do not have the expected layout."""
+    """Raised for bytes that do not have the expected layout."""
 
 
 def cut_name(name: str) -> str:

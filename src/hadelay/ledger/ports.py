@@ -42,7 +42,7 @@ class HourStore(Protocol):
 
     def set_clock(self, now_hour: int) -> None: ...
 
-    # Methods that only apply calls:
+    # The following methods change files: only apply calls them.
 
     def append(
         self,

@@ -98,7 +98,7 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The link between nodes."""
+    """The link between the nodes of a cluster."""
 
     #: host:port at which the other nodes reach this node. Change it for a cluster of several machines.
     listen: str = "127.0.0.1:8500"
@@ -152,7 +152,7 @@ class LimitsConfig(tuning.Limits, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class StorageConfig(tuning.StorageSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Disk space."""
+    """Use of the disk, and the checks of the files on it."""
 
     #: Size limit of the LMDB file, in address space, not memory or disk. Lower it if address space is limited.
     map_bytes: int = 64 * GIB

@@ -12,8 +12,8 @@ K = TypeVar("K", bytes, tuple[bytes, bytes])
 
 
 def pieces(keys: Collection[K]) -> Iterator[list[K]]:
-    """Sort keys into pieces of mostly less than some thousand keys, each behind the one before. A thread that sorts all
-    keys at once holds the interpreter's lock, and with it the event loop, for as long as that takes."""
+    """Sort keys into pieces, in ascending order, mostly of less than some thousand keys. A thread that sorts all keys
+    at once holds the interpreter's lock, and with it the event loop, for as long as that takes."""
     bounds = sorted(islice(keys, 0, None, _BLOCK))
     found: list[list[K]] = [[] for _ in range(len(bounds) + 1)]
     for key in keys:

@@ -42,7 +42,7 @@ class Cron(NamedTuple):
 
 @lru_cache(4_096)
 def parse(pattern: str, timezone: str) -> Cron:
-    """Parse a pattern. Raises BadRequest."""
+    """Parse a cron pattern. Raises BadRequest."""
     text = ALIASES.get(pattern.strip().lower(), pattern)
     fields = text.split()
     if len(pattern) > MAX_PATTERN or not pattern.isascii() or len(fields) not in (5, 6):
@@ -134,7 +134,7 @@ def _next_by_real_time(fields: str, timezone: str, before_ms: int, until_ms: int
 
 
 def explain(pattern: str) -> str:
-    """The pattern in words. Raises BadRequest."""
+    """Describe a cron pattern in words. Raises BadRequest."""
     text = ALIASES.get(pattern.strip().lower(), pattern)
     parse(pattern, "UTC")
     try:

@@ -195,7 +195,7 @@ def uneven_steps(fields: list[str]) -> Iterator[str]:
     """Warn of each step of a valid pattern that does not divide its field, such as */90."""
     known = _FIELDS[-len(fields) :]
     for at, (field, value) in enumerate(zip(known, fields, strict=True)):
-        # A step of minutes in one fixed hour does not go on into the next one.
+        # Do not warn of a step of minutes in one fixed hour: the step does not go on into the next hour.
         goes_on = field in (_MONTH, _WEEKDAY) or not fields[at + 1].isdigit()
         for term in value.upper().split(","):
             if _step(term) > 1 and (text := _uneven(field, term, goes_on)):

@@ -113,8 +113,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: 
 
 
 def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
-    """For a schedule with an interval after a long outage: (number of occurrences that are missed for certain, the last
-    of them), computed without visiting every occurrence."""
+    """Skip occurrences of a schedule with an interval after a long outage, without visiting each: (number of
+    occurrences that are missed for certain, the last of them)."""
     if spec.every_ms is None:
         return 0, last
     first = next(occurrences(spec, last), NEVER_MS)
@@ -142,7 +142,7 @@ def _firing(
 
 
 def explain(spec: Spec) -> str:
-    """The times of a schedule in words."""
+    """Describe the times of a schedule in words."""
     if spec.cron is not None:
         return f"{cron.explain(spec.cron)}, {spec.timezone}"
     if spec.every_ms is not None:

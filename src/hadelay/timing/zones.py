@@ -19,7 +19,7 @@ _DAY_MS = 86_400_000
 
 
 class UnknownZone(BadRequest):
-    """No time zone of that name in this node's data."""
+    """Raised for a name that no time zone in this node's data has."""
 
 
 @lru_cache(1_024)

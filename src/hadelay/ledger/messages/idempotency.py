@@ -23,10 +23,11 @@ from hadelay.ledger.messages.unique import is_unique
 from hadelay.ledger.state import Ledger
 from hadelay.model import Draft, State, unpack_id
 
-#: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], and u8[] of the ids in
-#: `others`, if there are any. Of a refused command the number of rows is 0, and MessagePack [code, detail] follows.
+#: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], and, if there are any, ids
+#: of other messages u8[] (PublishResult.others). Of a refused command the number of rows is 0, and MessagePack [code,
+#: detail] follows.
 _HEAD = struct.Struct("<QI")
-#: Layout of a stored answer with a single row and without `others`.
+#: Layout of a stored answer for a single row that names no other message.
 _ONE = struct.Struct("<QIQqB")
 _USES_ITS_SHARE = (
     "uses its share of limits.idempotency_keys: try later, when some end, or send the request without a key"

@@ -197,8 +197,8 @@ class Decision:
 
 
 def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
-    """(entry of the message, or of its first pending copy for a subscription, None if none is pending; whether one of
-    them is leased)"""
+    """Entry of the message, or of its first pending copy for a subscription (None if none is pending); and whether the
+    message or a copy is leased."""
     found = pending(ledger, message_id)
     return (found[0][0] if found else None), any(state is State.LEASED for _, state in found)
 
@@ -237,8 +237,9 @@ def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
 
 
 def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None) -> None:
-    """Forget the client key of a message that is routed to another topic (hour None), or is deleted with its hour. Of a
-    message with copies for subscriptions, the key goes with the last copy, or when the message itself is routed."""
+    """Forget the client key of a message that is routed to another topic (hour None), or is deleted with its hour. If
+    the message has copies for subscriptions, the key is forgotten with the last copy, or when the message itself is
+    routed."""
     published = first_id
     if topic.partition(SEPARATOR)[0] in ledger.topics.subscriptions:
         published = published_id(ledger, first_id) or 0
@@ -251,8 +252,9 @@ def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None
 
 
 def _has_others(ledger: Ledger, published: int, leaving: int, hour: int | None) -> bool:
-    """Whether the published message, or a copy of it, has the key and stays. leaving: the message that goes; hour: the
-    hour that is deleted, with all its messages; None: only `leaving` goes."""
+    """Whether the published message, or a copy of it, still has the client key and stays. leaving: the message that is
+    routed or deleted; hour: the hour that is deleted with all its messages; None: only `leaving` is routed or
+    deleted."""
     ids = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
     hours, _ = find_entries(ledger, ids)
     staying = [one for one, at in zip(ids, hours.tolist(), strict=True) if at >= 0 and at != hour]

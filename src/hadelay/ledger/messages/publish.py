@@ -72,7 +72,7 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True, bou
 
 def _resolve(ledger: Ledger, command: Publish) -> tuple[I64, Mask]:
     """(deliver_at_ms, which rows are beyond max_delay) of the command's rows; times in the past become now, and
-    negative delays those of the topics. Delays are compared before they are added, since a sum could overflow."""
+    negative delays become the topics' delays. Delays are compared before they are added, since a sum could overflow."""
     now_ms, rows = ledger.now_ms, command.rows
     when = rows["when_ms"]
     relative = rows["flags"] & RELATIVE != 0

@@ -208,7 +208,7 @@ class _Look:
             yield _SECOND_COST, None
             while not walk.done:
                 if not self.store.count(hour):
-                    return  # the hour was deleted meanwhile
+                    return  # the hour was deleted meanwhile: its messages are gone
                 yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
             if walk.damage is not None:
                 return  # a pass over the index finds the messages behind the damage
@@ -221,7 +221,7 @@ class _Look:
         size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
             if store.count(hour) < count:
-                return  # the hour was deleted meanwhile
+                return  # the hour was deleted meanwhile: its messages are gone
             end = min(at + size, count)
             indexes = np.arange(at, end, dtype=np.uint32) if members is None else members[at : at + size]
             if members is None and store.mapped(hour):
