@@ -361,4 +361,4 @@ def test_no_redis(url: str) -> None:
     pytest.importorskip("redis")
     found = hadelay("import", "sidekiq", url)
     assert (found.returncode, found.stdout) == (2, "")
-    assert "Redis does not give the jobs" in found.stderr
+    assert "the jobs cannot be read from Redis" in found.stderr

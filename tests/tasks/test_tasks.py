@@ -142,7 +142,7 @@ def test_annotations_that_json_cannot_carry_are_named_at_the_start() -> None:
     def odd(value: Callable[[], None] | complex) -> None: ...
 
     task = App().task(odd)
-    with pytest.raises(TypeError, match=r"odd: its annotations are of no use for JSON"):
+    with pytest.raises(TypeError, match=r"odd: its annotations cannot be used for JSON"):
         task.arguments.check()
 
 

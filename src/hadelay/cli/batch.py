@@ -14,7 +14,7 @@ from hadelay.errors import BadRequest
 
 _COLUMNS = ("batch", "state", "on", "topic", "joined", "pending", "acked", "dead", "expired", "cancelled")
 _FAILURES = ("at", "id", "outcome")
-#: Pause between two looks at a batch, in seconds.
+#: Pause between two requests for the state of a batch, in seconds.
 _LOOK_S = 1.0
 
 Key = Annotated[str, Parameter(help="Key of the batch: at most 128 of A-Z a-z 0-9 . _ ~ -")]

@@ -123,7 +123,7 @@ def dev(
         settings: KEY=VALUE for every node, such as limits.max_delay_ms=30d. May be repeated.
         start: Start only this node of an existing cluster, for example after a kill; n1-s2 is that of shard 2.
     """
-    import_module("lmdb")  # an installation of the client alone says so here, not in the logs of three nodes
+    import_module("lmdb")  # fail here if only the client is installed, and not in the logs of three nodes
     directory = data_dir.absolute()
     if start is not None:
         return _start_one(directory, start, settings, printing)

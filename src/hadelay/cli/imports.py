@@ -154,7 +154,7 @@ def _import(url: str, options: Importing, entries: Callable[[Any], Iterable[Entr
         with redis.Redis.from_url(url) as connection:
             return _copied(entries(connection), options)
     except (redis.exceptions.RedisError, ValueError) as error:
-        raise ConfigError(f"Redis does not give the jobs: {error}") from None
+        raise ConfigError(f"the jobs cannot be read from Redis: {error}") from None
     except ModuleNotFoundError as error:
         raise ConfigError(f"this import needs the package {error.name}: pip install 'hadelay[celery]'") from None
 

@@ -12,7 +12,7 @@ from hadelay.cli.remote import call
 from hadelay.errors import BadRequest
 
 _COLUMNS = ("id", "state", "action", "topic", "progress", "done", "leased", "moved", "refused", "began_at", "by")
-#: Pause between two looks at a running job, in seconds.
+#: Pause between two requests for the state of a running job, in seconds.
 _LOOK_S = 0.5
 Pattern = Annotated[str, Parameter(help="Name of a topic, or a pattern such as 'orders-*'; '*' is all topics.")]
 Retrying = Annotated[bool, Parameter(negative="", help="Only messages that wait after a failed attempt.")]
@@ -118,7 +118,8 @@ def transfer(
     job: Job = Job(),
     remote: Remote = Remote(),
 ) -> None:
-    """Move all waiting messages that a filter selects to another topic: dead letters back to where they died.
+    """Move all waiting messages that a filter selects to another topic; or, if they came here as dead letters, back to
+    the topics in which they died.
 
     Args:
         into: Topic that gets the messages. Default: each goes back to the topic whose dead_letter brought it here. With

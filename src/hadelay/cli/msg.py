@@ -226,7 +226,7 @@ def reschedule(
     expected: str | None = None,
     remote: Remote = Remote(),
 ) -> None:
-    """Make a message due at another time; its id stays. Exit code 1 if the message is not pending, or leased.
+    """Make a message due at another time; its id stays. Exit code 1 if the message is leased, or not pending any more.
 
     Args:
         shift: Move the due time by this: 3h later, or --shift=-90m for an earlier time.
@@ -248,7 +248,7 @@ def reschedule(
 
 
 def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> None:
-    """Make a message due now. Exit code 1 if the message is not pending, or leased."""
+    """Make a message due now. Exit code 1 if the message is leased, or not pending any more."""
     show(call(remote, "PATCH", message_path(id, topic, key), {"delay": 0}, needs="deliver_at"), remote)
 
 

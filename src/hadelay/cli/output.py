@@ -257,7 +257,7 @@ def cell(value: Any, name: str = "") -> str:
         return " ".join(f"{k}={cell(v, str(k))}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    # No line breaks: a value stays in its cell.
+    # Replace line breaks and other unprintable characters, so that a value stays in its cell.
     return "".join(c if c.isprintable() else "�" for c in str(value))
 
 

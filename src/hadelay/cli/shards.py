@@ -197,7 +197,9 @@ def _change(
         named = {index: shards.take(Collect(index)) for index in shards.at}
         final = shardchange.pinning(new, named)
         if pinned and final.owner(pinned) != new.owner(pinned):
-            raise Conflict(f"topic {pinned!r} exists in shard {final.owner(pinned)}, or is named there; it cannot move")
+            raise Conflict(
+                f"topic {pinned!r} exists in shard {final.owner(pinned)}, or is named there, and cannot move"
+            )
         if plan:
             _show_plan(remote, final, new)
             return

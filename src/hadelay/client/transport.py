@@ -109,7 +109,7 @@ class Transport:
         try:
             self._ssl = ssl.create_default_context(cafile=ca) if ca else True
         except OSError as error:
-            raise OSError(f"ca {ca}: {error.strerror or error}") from None
+            raise OSError(f"ca {ca}: the CA file cannot be read: {error.strerror or error}") from None
         self.timeout_s, self._shard = timeout_s, shard
         #: Topics of a receive → address of their leader, to which a node last redirected such a receive.
         self.leaders: dict[str, str] = {}

@@ -298,7 +298,7 @@ def _postgresql(url: str) -> Any:
         autocommit=True,
         connect_timeout=10,
         application_name="hadelay outbox",
-        # A server that vanished is noticed within a minute.
+        # With these settings, a vanished server is noticed within a minute.
         keepalives_idle=20,
         keepalives_interval=10,
         keepalives_count=3,

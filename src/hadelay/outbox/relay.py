@@ -75,7 +75,7 @@ class Relay:
             self._database = None
 
     def step(self) -> Step:
-        """Relay the rows that wait, up to one batch.
+        """Take one batch of waiting rows, and publish, cancel or reschedule as they say.
 
         Raises what ends a whole step: errors of the driver, and the client's if no node answers or the token is wrong.
         Rows stay as they were then.
@@ -211,8 +211,8 @@ def run_until_signal(relay: Relay, health: str | None) -> None:
 
 
 def _judge(outcome: Outcome, row: Row, result: object) -> None:
-    """Add the row to the list of `outcome` that its result calls for: done, later or refused. Raises errors that
-    concern all rows, such as an unreachable cluster or an invalid token."""
+    """Add the row to the list for its result in `outcome`: done, later or refused. Raises errors that concern all rows,
+    such as an unreachable cluster or an invalid token."""
     if not isinstance(result, Exception):
         outcome.done.append(row.id)
     elif isinstance(result, HadelayError) and not _final(result):
@@ -227,7 +227,7 @@ def _judge(outcome: Outcome, row: Row, result: object) -> None:
 
 
 def _final(error: HadelayError) -> bool:
-    """Whether the cluster would refuse the row again. So it is for Forbidden: the token may get the missing right, but
+    """Whether the cluster would refuse the row again. True for Forbidden, too: the token may get the missing right, but
     the cluster remembers the refusal under the row's Idempotency-Key."""
     return isinstance(error, Forbidden) or (
         error.of_a_node and not error.retryable and error.outcome_known and not isinstance(error, Unauthorized)

@@ -106,7 +106,7 @@ def _still_open(hours: list[dict[str, Any]], as_of_ms: int) -> list[str]:
 
 
 def _refuse_unlike(out: Location, store: Store, over: list[HourFiles]) -> None:
-    """Raise Conflict if an archive without a known cluster has an hour that the source does not extend: it may be the
+    """Raise Conflict if an archive without a known cluster has an hour with rows that the source lacks: it may be the
     archive of another cluster, and the run would make it this cluster's."""
     for files in over:
         source = SourceFiles(*files[1:5])
@@ -147,9 +147,9 @@ def _catalogue(out: Location, done: set[int], run: Run, anew: bool = False) -> N
 def archive_hour(
     store: Store, options: ArchiveOptions, run: Run, files: HourFiles, spark: Any = None
 ) -> dict[str, Any]:
-    """Archive an hour in this process, or its parts as Spark tasks. Returns the hour's row of the summary; status
-    `damaged` if the hour's files are not as they were written. OSError from the disk or store; no manifest is written
-    then. Status `refused` if the archive has more of the hour, or something else."""
+    """Archive an hour in this process, or its parts as Spark tasks. Returns the hour's row of the summary, with status
+    `damaged` if the hour's files are not as they were written, and `refused` if the archive has more rows of the hour
+    than the source, or different ones. OSError from the disk or store; no manifest is written then."""
     hour = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
     try:
         return hour | _archive_hour(store, options, run, files, spark)

@@ -161,7 +161,7 @@ class WithArchive:
                 parquet = pq.ParquetFile(file)
                 return parquet.read(columns=[n for n in _COLUMNS[suffix] if n in parquet.schema_arrow.names])
         except (OSError, pa.ArrowInvalid) as error:
-            self.archive.size(part["path"])  # OSError if the store does not answer
+            self.archive.size(part["path"])  # raises OSError if the store does not answer; else the file is damaged
             raise DamagedFile(path, 0, f"{hour}: {error}") from None
 
 
@@ -178,7 +178,7 @@ def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(_queues(table), topics)
-    rows["size"] = 1  # readers would take a row of size 0 for the end of the file
+    rows["size"] = 1  # a size other than 0: readers would take size 0 for the end of the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:

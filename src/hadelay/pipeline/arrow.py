@@ -81,7 +81,7 @@ def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Dictiona
     """Dictionary array with the name of each number; null for numbers without a name."""
     codes = numbers.astype(np.int32)
     unknown = codes.view(np.uint32) >= len(names)
-    if not unknown.any():  # pyarrow is faster without a mask of nulls
+    if not unknown.any():  # without a mask of nulls, pyarrow is faster
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
     codes[unknown] = 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))

@@ -44,7 +44,7 @@ ROW = {"idx": RowKind(INDEX, INDEX_CRC, "entry"), "dsp": RowKind(DISPATCH, DISPA
 
 
 class HourFiles(NamedTuple):
-    """Sizes and checksums of an hour's files, as far as their content is committed."""
+    """Sizes and checksums of an hour's files. Only the committed part of each file counts."""
 
     hour: int
     entries: int
@@ -126,13 +126,13 @@ class Half(NamedTuple):
 
     #: Distinct names of the topics, or of the subscriptions, of the hour.
     names: list[str]
-    #: For each topic number, the position of its name in `names`; NONE32 if its queue has no such part. The last
-    #: element stands for unknown topic numbers.
+    #: Topic number → position in `names` of its topic's or subscription's name; NONE32 if the topic number has no such
+    #: name. The last element stands for unknown topic numbers.
     at: npt.NDArray[np.uint32]
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Half:
-        """names: one per topic number; "" for none."""
+        """names: the topic's or subscription's name for each topic number; "" if the number has none."""
         per_number = list(names)
         known = {name: at for at, name in enumerate(dict.fromkeys(filter(None, per_number)))}
         return cls(list(known), np.array([*(known.get(name, NONE32) for name in per_number), NONE32], np.uint32))
@@ -268,9 +268,9 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
 
 
 def find_misfiled(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
-    """Find the first row that verifies and cannot be of this hour, in a copy without a checkpoint: an entry that is due
-    later than it is filed, an event that ends a lease which its entry never had, or an event before the one in front of
-    it: files have events in the order of their times."""
+    """Find the first row with a right checksum that cannot be of this hour, in a copy without a checkpoint: an entry
+    that is due later than it is filed, an event that ends a lease which its entry never had, or an event that is older
+    than the event in front of it."""
     index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)
     if suffix == "idx" and files.hour < DEAD_HOURS:
         early = index["deliver_at_ms"] // 1000 > np.int64(files.hour) * 3600 + index["second"]

@@ -53,7 +53,7 @@ def cell(column: str, value: Any) -> str:
     """Text of a table's cell."""
     if value is None:
         return "–"
-    if column == "hour":  # hours are numbers yyyymmddHH
+    if column == "hour":  # show the number yyyymmddHH as a date and an hour
         day, hour = divmod(value, 100)
         return f"{day // 10_000}-{day // 100 % 100:02}-{day % 100:02} {hour:02}:00"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -59,7 +59,8 @@ def previous(out: Location, hour: int) -> HourManifest | None:
 
 
 def not_extended(out: Location, store: Store, files: HourFiles, source: SourceFiles, cluster: str) -> str:
-    """Why the source must not replace what is archived of an hour; "" if it may, or if nothing is archived."""
+    """Reason why the source must not replace the archived rows of an hour; "" if it may, or if nothing of the hour is
+    archived."""
     old = previous(out, files.hour)
     if old is None:  # the catalogue still knows the counts of an hour whose manifest is lost
         listed = manifests.load_catalogue(out).hours.get(files.hour)

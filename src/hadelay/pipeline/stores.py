@@ -139,8 +139,8 @@ class FileStore:
         return str(found.get("cluster_id", ""))
 
     def _at_checkpoint(self) -> Listing:
-        """Read the hours in the checkpoint, its time, and the id of its cluster. Raises DamagedFile if it has no hour
-        although there are hour files."""
+        """Read the hours in the checkpoint, its time, and the id of its cluster. Raises DamagedFile if the checkpoint
+        has no hour although there are hour files."""
         with self._tables() as path:
             found = read_checkpoint(path)
         if found.row is None or not len(found.hours):
@@ -183,7 +183,7 @@ class FileStore:
         raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: state.mdb is from another directory; {WAY_OUT}")
 
     def _is_there(self, hour: int) -> bool:
-        """Whether the hour has a file; a directory of such a name is none."""
+        """Whether the hour has a file in the store; a directory with a file's name does not count."""
         return any(self.location.size(f"hours/{hour_name(hour)}.{suffix}") is not None for suffix in _SUFFIXES)
 
     def _size(self, hour: int, suffix: str) -> int:
@@ -233,8 +233,8 @@ class FileStore:
         return n
 
     def names(self) -> NameMap:
-        """Read the file `names`. Raises DamagedFile for a damaged name. Only the length in the checkpoint counts, if
-        there is one: the file may end with an incomplete name."""
+        """Read the file `names`. Raises DamagedFile for a damaged name. With a checkpoint, names after the length in
+        the checkpoint are not needed, and the last one may be incomplete."""
         tolerant = self.skip_torn or self.location.size("state.mdb") is not None
         return NameMap.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
 

@@ -88,7 +88,8 @@ class Kept(Generic[R]):
 
 
 def keep(spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent) -> Kept[R]:
-    """Run work(item) for each item, and keep all results. Each result is small: Java holds one at a time."""
+    """Run work(item) for each item, and keep all results. Each result must be small: Java has one of them in memory at
+    a time."""
     if spark is None or not items:
         return Kept([*chain.from_iterable(each(None, lambda item: [*work(item)], items, progress))])
     return Kept(_spread(spark, items).flatMap(work))

@@ -49,7 +49,7 @@ class Entries(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How tasks read hours."""
+    """Source and options of the hours that tasks read."""
 
     store: Store
     #: Whether to check the CRCs of rows.

@@ -43,7 +43,7 @@ class App:
     loopback. topic: topic of tasks that name none. timeout: time after which a publish fails if no node can store it.
     """
 
-    #: Order in which workers receive from `topics`.
+    #: Order in which a worker receives messages from the topics of the app.
     order: Order = "turns"
 
     def __init__(

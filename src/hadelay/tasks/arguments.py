@@ -32,14 +32,14 @@ class Arguments:
             types = {name: _type(one, hints.get(name, Any)) for name, one in self._signature.parameters.items()}
             return msgspec.json.Decoder(typing.TypedDict("Parameters", types, total=False))  # type: ignore[operator]
         except (NameError, TypeError) as error:
-            raise TypeError(f"{self.task}: its annotations are of no use for JSON: {error}") from None
+            raise TypeError(f"{self.task}: its annotations cannot be used for JSON: {error}") from None
 
     def check(self) -> None:
         """Check that all annotations are types that JSON can carry."""
         _ = self._decoder
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """JSON of a call's arguments. TypeError if the function does not take them."""
+        """Encode the arguments of a call as JSON. TypeError if the function does not take them."""
         try:
             given = self._signature.bind(*args, **kwargs).arguments
             encoded = exactjson.encode(given, "arguments")

@@ -22,7 +22,7 @@ class Attempt:
 
     #: Name of the task.
     task: str
-    #: Id of the message; below, its topic and key.
+    #: Id of the message, followed by the message's topic and key.
     id: str
     topic: str
     key: str | None = None

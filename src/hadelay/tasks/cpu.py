@@ -44,8 +44,8 @@ class CpuProcess:
         self._process, self._reader, self._writer = process, reader, writer
 
     async def run(self, call: Call, attempt: Attempt) -> Any:
-        """Run a call; returns its result. Raises Failed after an exception of the function, and ConnectionError if the
-        process ended."""
+        """Run a call in this process; returns the call's result. Raises Failed after an exception of the function, and
+        ConnectionError if the process ended."""
         work = Work(
             call,
             attempt.id,

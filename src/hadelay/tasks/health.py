@@ -9,7 +9,7 @@ from hadelay.tasks.channel import Report
 
 #: Time in seconds without a report after which a worker counts as stuck.
 _STUCK_S = 10.0
-#: Timeout of a request, in seconds.
+#: Timeout, in seconds, of reading and answering an HTTP request.
 _REQUEST_S = 5.0
 
 

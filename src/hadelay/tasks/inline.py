@@ -23,7 +23,7 @@ class Inline(AbstractContextManager["Inline"]):
     def __init__(
         self, tasks: Mapping[str, Task[..., Any]], inline: bool, switch: Callable[["Inline | None"], "Inline | None"]
     ) -> None:
-        #: Collected publishes, in order.
+        #: Collected publishes, in the order of the calls.
         self.puts: list[Put] = []
         self._tasks, self._inline, self._switch = tasks, inline, switch
         self._before: Inline | None = None

@@ -64,7 +64,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     #: Seconds until the next attempt; None: the topic's backoff.
     delay_s: float | None = None
     reason: str | None = None
-    #: Traceback for the log, on lines of its own.
+    #: Traceback for the log, beginning with a line break.
     trace: str = ""
     #: The function's return value, if the task keeps results.
     result: Any = None

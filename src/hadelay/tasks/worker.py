@@ -47,7 +47,8 @@ def main() -> int:
 
 
 class _ReportingClient(AsyncClient):
-    """A client that reports each lease to the supervisor before anything else can happen to the message."""
+    """A client that reports each received lease to the supervisor at once: if this worker crashes, the supervisor has
+    the message given back."""
 
     supervisor: socket.socket
 
