@@ -36,7 +36,7 @@ _MAX_INFLIGHT = 4
 _MAX_INFLIGHT_FORWARDED = 8
 #: Pause before a batch that found no leader is sent again, in seconds.
 _RETRY_S = 0.02
-#: Timeout, in seconds, of a batch that was sent to a former leader; counted from when another node leads.
+#: Timeout, in seconds, of a batch that was sent to a former leader; it begins when another node leads.
 _OVERTAKEN_S = 0.05
 _TOO_LATE = "the request waited too long for its turn on this node: nothing happened"
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
@@ -47,11 +47,10 @@ _MAX_COMMANDS = 16_384
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A command that waits for its log entry; or drafts (messages to publish) that share one answer and fit into one
-    entry."""
+    """A command that waits for its log entry; or drafts (messages to publish) that share one answer and one entry."""
 
     done: Done
-    #: Size in bytes that this command or these drafts count as, in the queue and in an entry.
+    #: Number of bytes that the command or the drafts count as, in the queue and in an entry.
     size: int
     since: float
     #: The encoded command; empty for drafts.
@@ -61,7 +60,7 @@ class Pending:
     drafts: list[Draft] = field(default_factory=list)
     #: Idempotency key of a whole publish request with several drafts (messages to publish).
     key: bytes | None = None
-    #: Name of the token of the publish, if apply must know the name; see Publishing.
+    #: Name of the token that published, if apply has to know it (see Publishing); else "".
     by: str = ""
 
 
@@ -91,7 +90,7 @@ class GroupCommit:
         #: Histogram of the time from sending a batch to the answer of apply.
         self.commits = Histogram.of(_COMMITS_S)
         self.paused = False
-        #: Called on the leader when a batch closes; returns a command that is written with it, or None.
+        #: Called on the leader when a batch closes. Returns a command that is to be written with the batch, or None.
         self.rider: Callable[[], tuple[bytes, Done] | None] = lambda: None
         self._sent: list[_Batch] = []
         #: Publishes in the order of their arrival: drafts of this node's users, and PUBLISH commands of other nodes.
@@ -125,14 +124,14 @@ class GroupCommit:
         self._schedule()
 
     def propose_as_leader(self, command: bytes, done: Done) -> None:
-        """Queue a command for the term that this node leads only: nobody waits for the command in a later term."""
+        """Queue a command for the term that this node leads now: in a later term, nobody waits for the command."""
         if term := self.outlet.way().term:
             self.propose(command, done, term)
         else:
             self.runtime.call_soon(done, None, NoLeader("this node does not lead (any more)"))
 
     def flush_soon(self) -> None:
-        """Call this when the outlet may be ready, or another node may lead."""
+        """Send what waits, as far as possible. To be called when the outlet may be ready, or another node may lead."""
         if self._sent:
             to = self.outlet.way().to
             for batch in self._sent:
@@ -171,8 +170,8 @@ class GroupCommit:
                 return
 
     def between_syncs(self) -> None:
-        """Send one more batch on the leader before the next sync of its journal begins. No batch much smaller than
-        those in flight is sent: each batch costs processor time on all nodes."""
+        """Send one more batch on the leader before the next sync of its journal begins, unless the batch would be much
+        smaller than those in flight: each batch costs processor time on all nodes."""
         if not self._publishes or self._publishing >= _MAX_INFLIGHT_BETWEEN_SYNCS or self.paused or self._resting:
             return
         inflight = sum(batch.publishes for batch in self._sent)
@@ -220,7 +219,7 @@ class GroupCommit:
         return sum(map(len, encoded))
 
     def settled(self, batch: _Batch, again: bool) -> None:
-        """Handle the answer to a batch. again: nothing happened, so its commands go back to the head of the queue."""
+        """Handle the answer to a batch. again: nothing happened, so the commands return to the head of the queue."""
         self.inflight -= 1
         self._publishing -= batch.publishes > 0
         self._sent.remove(batch)
@@ -264,7 +263,7 @@ class GroupCommit:
 
 
 class _Batch:
-    """A batch in flight, answered once: by results, an error or the timeout."""
+    """A batch in flight. It is answered exactly once: by results, by an error, or by its timeout."""
 
     __slots__ = ("began", "commands", "groups", "open", "overtaken", "publishes", "queue", "taken", "timer", "to")
 
@@ -276,10 +275,10 @@ class _Batch:
         commands: list[Pending],
         to: str | None,
     ) -> None:
-        """taken: publishes in the order of their arrival; those of this node's users are in `groups`, one for each
-        PUBLISH, and those of other nodes in `commands`. to: the node that gets the batch."""
+        """taken: publishes in the order of their arrival: those of this node's users are also in `groups`, one group
+        for each PUBLISH, and those of other nodes in `commands`. to: the node that gets the batch."""
         self.queue, self.taken, self.groups, self.commands = queue, taken, groups, commands
-        #: Number of publishes of this node's users, and of PUBLISH commands of other nodes.
+        #: Number of publishes of this node's users, plus number of PUBLISH commands of other nodes.
         self.publishes = len(taken)
         self.open, self.overtaken = True, False
         self.to = to
@@ -287,8 +286,8 @@ class _Batch:
         self.timer = queue.runtime.call_later(queue.commit_timeout_s, self._timeout)
 
     def leader_is(self, leader: str | None) -> None:
-        """Shorten the timeout of a batch sent to another node once a different node leads: a leader that is paused or
-        cut off answers nothing. Raft itself answers the batches that this node proposed."""
+        """Shorten the timeout of a batch that was sent to another node once a different node leads: a leader that is
+        paused or cut off does not answer. (For batches that this node proposed, Raft itself gives the answer.)"""
         if leader in (None, self.to) or self.to == self.queue.node or self.overtaken:
             return
         self.overtaken = True
@@ -325,7 +324,7 @@ class _Batch:
 
 def _take(queue: deque[Pending], room: int, term: int) -> tuple[list[Pending], int]:
     """Take commands from the head of the queue: as many as fit into `room` bytes of an entry, but at least one. Returns
-    these, and the rest of the room. A command of another term than `term` is answered NoLeader and left out."""
+    them and the room that is left. A command for another term than `term` is answered NoLeader, and is not taken."""
     taken: list[Pending] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].size <= room or not taken):
         one = queue.popleft()
@@ -338,8 +337,8 @@ def _take(queue: deque[Pending], room: int, term: int) -> tuple[list[Pending], i
 
 
 def _group(publishes: list[Pending]) -> tuple[list[list[Pending]], list[Pending]]:
-    """Group publishes of this node's users into commands: all without a request key share one command per token's name,
-    and each with a request key gets its own. Returns the groups, and the PUBLISH commands of other nodes."""
+    """Group publishes of this node's users into commands: those without a request key share one command per token name;
+    each with a request key gets its own. Returns the groups, and the PUBLISH commands of other nodes."""
     shared: dict[str, list[Pending]] = {}
     alone: list[list[Pending]] = []
     submitted: list[Pending] = []

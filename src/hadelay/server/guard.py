@@ -15,10 +15,10 @@ Info = TypeVar("Info", bound=tuple[Any, ...])
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: Network of NAT64: the last 32 bits of its addresses are an IPv4 address that a gateway connects to.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-#: Networks that count as public but lead to services inside a cloud: IETF protocol assignments, which hold one cloud's
-#: metadata service; and the address at which another cloud's machines fetch their keys.
+#: Networks that count as public but lead to services inside a cloud: IETF protocol assignments, where one cloud has its
+#: metadata service; and the address from which another cloud's machines fetch their keys.
 _INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("168.63.129.16/32"))
-#: All IPv6 unicast addresses assigned so far.
+#: Network of all IPv6 unicast addresses that are assigned so far.
 _UNICAST6 = ipaddress.ip_network("2000::/3")
 
 
@@ -37,8 +37,8 @@ class Guard:
         return _is_public(ip) or any(ip.version == network.version and ip in network for network in self.allow)
 
     def literal_problem(self, url: str) -> str:
-        """Why webhooks may not call a URL, judged from its text, without looking up the host's name; empty if no reason
-        is found."""
+        """Reason why webhooks may not call a URL, judged from its text only, without looking up the host's name; "" if
+        there is none."""
         host = (urlsplit(url).hostname or "").rstrip(".")
         try:
             address = str(ipaddress.ip_address(host.partition("%")[0]))
@@ -53,7 +53,7 @@ class Guard:
         )
 
     def permitted(self, found: list[Info]) -> list[Info]:
-        """The results of getaddrinfo whose addresses may be called. Raises AddressRefused if there is none."""
+        """Those results of getaddrinfo whose addresses webhooks may call. Raises AddressRefused if there are none."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
             raise AddressRefused("the host has private addresses only; webhooks call public addresses")

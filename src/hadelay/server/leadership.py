@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Timeout, in seconds, of a planned transfer requested from another node: longer than any transfer takes.
 TRANSFER_S = 5.0
-#: Number of topics that a report covers before other tasks of the event loop have a turn.
+#: Number of topics whose reports are made before other tasks of the event loop run.
 _REPORTS_AT_ONCE = 500
 _NOT_LEADING = "this node does not lead (any more)"
 _TRANSFERRING = "a transfer is already under way"
@@ -73,13 +73,13 @@ class Leadership:
 
     @property
     def level(self) -> int:
-        """Feature level of the cluster, as far as this node has applied."""
+        """Feature level of the cluster, as of the last entry that this node has applied."""
         return self._replica.ledger.level
 
     def confirm(self, problem: Callable[[], HadelayError | None], done: Finished) -> None:
-        """Call done(problem()), but judge a second time before a definite refusal is answered: this node may have just
-        started, or be cut off, and not know the cluster's present state. The second time follows a ReadIndex, and
-        done(NoLeader) says that the state cannot be known now."""
+        """Call done(problem()), where problem() returns an error or None about this node's state. Before an error is
+        answered, it is judged again after a ReadIndex: this node may have just started, or be cut off, and not know the
+        present state. done(NoLeader): the present state cannot be known now."""
 
         def known(error: HadelayError | None) -> None:
             if error is None and not self._clock.ready:
@@ -92,7 +92,7 @@ class Leadership:
             self._raft.read_index(known)
 
     def serves(self) -> bool:
-        """Whether a leader is known, and this node has applied everything committed before it started."""
+        """Whether this node can serve: it knows a leader, and has applied all entries that it knows to be committed."""
         leads = bool(self.leading)
         follows = self._raft.leader not in (None, self._raft.name) and self._clock.ready
         return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
@@ -114,7 +114,7 @@ class Leadership:
             part.on_follower()
 
     def clock_changed(self) -> None:
-        """Begin to lead once this node is elected and cluster time is known; until then it proposes nothing."""
+        """Begin to lead if this node is elected and cluster time is known. Before that, this node proposes nothing."""
         if self._elected and not self.leading and self._clock.ready:
             self._led.number = self._elected
             self.agree_on_settings()
@@ -127,7 +127,7 @@ class Leadership:
             self._agree_on_level()
 
     def leader_seen(self) -> None:
-        """Send waiting commands, because a leader, perhaps a new one, showed a sign of life."""
+        """Send commands that wait, because a leader (perhaps a new one) showed a sign of life."""
         self._group_commit.flush_soon()
         self.on_sign()
 
@@ -200,7 +200,7 @@ class Leadership:
     def _drain(self, drained: bool, done: Finished) -> None:
         raft = self._raft
         if drained and self._transferring:
-            # The failure of this drain must not end a drain that is under way
+            # This drain has failed, but must not end another drain that is under way
             done(Overloaded(_TRANSFERRING, retry_after_ms=1_000))
             return
         log.info("drained" if drained else "undrained")
@@ -225,11 +225,13 @@ class Leadership:
             self._link.call(leader, op, payload, timeout_s, done)
 
     def _on_ready(self, peer: str, numbers: Any, reply: Reply) -> None:
-        """Reply with reports of the topics `numbers`; nil: of all topics that may have something to report."""
+        """Answer the link operation "ready": reports of the topics `numbers`; nil: of all topics with something to
+        report."""
         self._report(self._delivery.active_topics() if numbers is None else list(map(int, numbers)), 0, {}, reply)
 
     def _report(self, numbers: Sequence[int], start: int, found: dict[int, tuple[int, ...]], reply: Reply) -> None:
-        """Reply with reports of the topics `numbers`, of which `found` has those before index `start`."""
+        """Reply with reports of the topics `numbers`. found: the reports of the topics before index `start`, which are
+        made already."""
         end = start + _REPORTS_AT_ONCE
         found |= self._delivery.topic_reports(numbers[start:end])
         if not self.leading:
@@ -248,15 +250,17 @@ class Leadership:
         reply(found if self.leading else None, None)
 
     def _on_groups(self, peer: str, most: Any, reply: Reply) -> None:
-        """Reply with the key of the group in which a message waits longest, of each topic that has blocked messages."""
+        """Answer the link operation "groups": of each topic with blocked messages, the key of the group in which a
+        message waits longest."""
         reply(self._delivery.groups.longest_of_topics(int(most)) if self.leading else None, None)
 
     def _on_blocked(self, peer: str, topic: Any, reply: Reply) -> None:
-        """Reply with the Unix ms since when a due message of the topic waits behind its group; 0 if none does."""
+        """Answer the link operation "blocked": Unix ms since which a due message of the topic waits behind its group; 0
+        if none does."""
         known = self._replica.ledger.topic(str(topic)) if self.leading else None
         reply(None if known is None else self._delivery.groups.waits_since_ms(known.number), None)
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
-    """Callback for proposals whose failure needs no action: this node no longer leads then, and the next leader repeats
-    the command."""
+    """Callback for proposals whose failure needs no action: after a failure, this node leads no longer, and the next
+    leader proposes the command."""

@@ -28,7 +28,7 @@ from hadelay.raft.ports import Done
 CALL, REPLY, REFUSAL = 64, 65, 66
 
 Reply = Done
-#: Handler of a call or note: handler(peer, payload, reply). The reply to a note does nothing.
+#: Function that handles a call or note: handler(peer, payload, reply). For a note, calling `reply` does nothing.
 Handler = Callable[[str, Any, Reply], None]
 
 
@@ -40,7 +40,7 @@ class Link:
         self.runtime = runtime
         self.handlers: dict[str, Handler] = {}
         self._send = send
-        # Numbers of calls begin at a random number: a late answer to a call of this node's previous process must match
+        # Calls are numbered from a random number on: a late answer to a call of this node's previous process must match
         # no call of this process.
         self._numbers = count(1 + runtime.random.getrandbits(62))
         self._waiting: dict[int, tuple[str, Reply, Handle]] = {}
@@ -101,7 +101,7 @@ class Link:
 
 
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
-#: Name of a result in messages → class of the result. Names never change; fields are sent in their order.
+#: Name of a result class in messages → the class. The names never change; fields are sent in the class's order.
 _RESULTS = {
     "PublishResult": results.PublishResult,
     "GrantResult": results.GrantResult,
@@ -142,7 +142,8 @@ def _default(value: Any) -> Any:
     if (name := _NAMES.get(type(value))) is not None:
         fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
         if isinstance(value, results.RescheduleResult | results.CancelResult):
-            while fields[-1] is None:  # nodes older than message groups, or than subscriptions, expect fewer fields
+            # leave out trailing None: nodes older than message groups, or than subscriptions, expect fewer fields
+            while fields[-1] is None:
                 fields.pop()
         return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):

@@ -17,7 +17,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.link import Link, Reply
 
-#: Limits of remembered terms and backups; the newest are kept.
+#: Limits of the number of remembered terms, and of remembered backups; the newest are kept.
 TERMS, BACKUPS = 20, 5
 #: Limit of a text in a note, in characters; and of a time in Unix ms (year 9999).
 _Text = Annotated[str, Meta(max_length=300)]
@@ -30,15 +30,16 @@ class TermSeen(Struct, array_like=True):
     term: _Number
     leader: _Text
     since_ms: _Ms
-    #: Why the leader asked for votes, and why it gave leadership up, in words; "": unknown, or it still leads.
+    #: Reasons in words: why the leader asked for votes, and why it gave leadership up; "": unknown, or it still leads.
     why: _Text = ""
     left: _Text = ""
-    #: How the leader resumed, as handout.dispatcher.TakeOver; None: it has not found everything overdue yet.
+    #: How the leader resumed, as the fields of handout.dispatcher.TakeOver; None: it has not found all overdue messages
+    #: yet.
     took_over: tuple[_Number, _Number, _Number, _Number, _Number, _Number] | None = None
 
 
 class BackupSeen(Struct, array_like=True):
-    """A snapshot that a node kept for a backup."""
+    """A snapshot that a node opened for a backup."""
 
     node: _Text
     snapshot: _Text
@@ -82,7 +83,8 @@ class Logbook:
             self._tell(self._raft.peers)
 
     def leader_heard(self) -> None:
-        """Note the present leader, perhaps a new one. A leader of an earlier version does not report why it leads."""
+        """Note the present leader if its term is not noted yet. (A leader of an earlier version does not report itself
+        why it leads.)"""
         leader, term = self._raft.leader, self._raft.term
         if term not in self._terms and leader not in (None, self._raft.name):
             self._add_term(TermSeen(term, str(leader), self._now_ms()))
@@ -102,13 +104,13 @@ class Logbook:
         return sorted(self._backups.values(), key=lambda row: (-row.at_ms, row.node, row.snapshot))
 
     def backup_began(self, snapshot: str, at_ms: int, size: int) -> BackupSeen:
-        """Note a backup of this node's files. The caller counts `read_bytes` of the returned row."""
+        """Note that a backup of this node's files began. The caller adds to `read_bytes` of the returned row."""
         row = BackupSeen(self._raft.name, snapshot, at_ms, size)
         self._add_backup(row)
         return row
 
     def backup_ended(self, snapshot: str, *, complete: bool) -> None:
-        """Note the end of a backup; without effect if its end is known. A complete backup stays complete."""
+        """Note the end of a backup, unless its end is noted already. A backup that was complete stays complete."""
         row = self._backups.get((self._raft.name, snapshot))
         if row is not None and (row.outcome == "running" or (complete and row.outcome != "complete")):
             row.outcome = "complete" if complete else "incomplete"

@@ -14,13 +14,13 @@ from hadelay.server.link import Reply
 from hadelay.server.node import Node
 from hadelay.settings.rules import advertise_problem, is_wildcard, link_problems, split_address
 
-#: Allowed names of nodes. Names of dots only are refused, because names are part of request paths.
+#: Pattern of allowed names of nodes. A name of dots only is refused, because names are part of request paths.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: Time in seconds for which a new leader may not have heard of nodes that run: the interval of their notes, and the
-#: time to connect again.
+#: Time in seconds for which a new leader may not have heard of nodes that run: the interval of their notes, plus the
+#: time that they need to connect.
 _FRESH_S = 3.0
 
 
@@ -38,7 +38,7 @@ class MemberChanges:
         self._leads_since = self._node.runtime.monotonic()
 
     def on_follower(self) -> None:
-        """Does nothing: `_change` checks whether this node leads."""
+        """Nothing to do: `_change` checks each time whether this node leads."""
 
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
@@ -54,7 +54,8 @@ class MemberChanges:
             if refused is not None:
                 done(None, refused)
             elif op == "remove" and self._was_removed(name):
-                # Another leader may have been elected, and have added the node again.
+                # The node is removed already. Confirm that: another leader may have been elected, and may have added
+                # the node again.
                 self._raft.read_index(lambda error: done(None, error))
             else:
                 self._begin(op, name, address, done)
@@ -66,7 +67,8 @@ class MemberChanges:
             self._node.leadership.confirm(lambda: self._refusal(op, name, address), judged)
 
     def _refusal(self, op: str, name: str, address: str) -> HadelayError | None:
-        """Why this node refuses the change, as far as it knows; None if it does not."""
+        """Reason why this node refuses the change, as far as it knows the state of the cluster; None if it accepts
+        it."""
         if not self._node.leading:
             return NoLeader("this node does not lead", retry_after_ms=50)
         if op == "remove" and self._was_removed(name):
@@ -90,7 +92,8 @@ class MemberChanges:
         return op == "remove" and name == self._raft.name
 
     def _fresh(self, away: list[str]) -> Overloaded | None:
-        """The error while this leader cannot know yet whether nodes that it does not hear are away."""
+        """Error for a new leader, which cannot know yet whether nodes that it has not heard of are away; None for an
+        older leader."""
         if self._node.runtime.monotonic() - self._leads_since >= _FRESH_S:
             return None
         return Overloaded(
@@ -125,8 +128,8 @@ class MemberChanges:
         return tuple(sorted([*members, Member(name, address, voter=False, joined=True)]))
 
     def _check_reachable(self, name: str, address: str) -> None:
-        """Raise Conflict if, with the new member, members or clients would not find a member: what a node refuses at
-        its start, as far as this node knows the others."""
+        """Raise Conflict if, with the new member, some member or client could not reach a member: the same checks by
+        which a node refuses to start, as far as this node knows the addresses."""
         addresses = {member.name: member.address for member in self._raft.membership.members} | {name: address}
         for wrong, problem in link_problems(addresses):
             if wrong == name:
@@ -144,8 +147,8 @@ class MemberChanges:
                 )
 
     def _was_removed(self, name: str) -> bool:
-        """Whether the list without the node `name` is committed, and the node once was a member, as far as this node
-        knows: the log remembers added nodes, and the configuration file has founders."""
+        """Whether the node `name` was a member once and its removal is committed, as far as this node knows: the log
+        remembers added nodes, and the configuration file names the founders."""
         membership = self._raft.membership
         known = name in self._node.ledger.incarnations or name in self._node.config.members
         return known and membership.committed and name not in membership.names

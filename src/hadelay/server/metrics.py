@@ -26,7 +26,7 @@ from hadelay.server.service.attention import counts_of
 from hadelay.server.webhooks.pool import GONE, Webhooks
 from hadelay.timing import zones
 
-#: Label of the series that sums up topics without series of their own; no topic can have this name.
+#: Label of the series that has the sums of all topics without series of their own; no topic can have this name.
 OTHER = "(other)"
 #: Names of the limits that stop hand-outs, refuse publishes, or refuse polls.
 CAUSES = (
@@ -37,7 +37,7 @@ CAUSES = (
 CALLBACKS = ("filed", "over_quota", "lost")
 #: Outcomes of occurrences of schedules.
 OCCURRENCES = ("made", "missed", "overlapped", "refused")
-#: Outcomes of messages; a dead message may be redriven.
+#: Final outcomes of messages, each with its event; only a dead message may get another one, after a redrive.
 OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
     "redriven": Event.REDRIVEN, "transferred": Event.TRANSFERRED,
@@ -50,7 +50,7 @@ _FEW = 32
 
 @dataclass(slots=True)
 class _Topics:
-    """Sums of the counters and gauges of a set of topics."""
+    """Sums of counters and of gauges over a set of topics."""
 
     count: int = 0
     paused: int = 0
@@ -74,14 +74,15 @@ class _Topics:
         self.dropped += topic.dropped
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
         self.with_deaths += topic.settled[Event.DEAD] > 0
-        # Sum these gauges over deleted topics, too: leases of their messages may still run.
+        # Include deleted topics in these gauges: leases of their messages may still run.
         self.waiting += topic.waiting
         self.blocked += topic.blocked
         self.retrying += topic.retrying
         self.leased += topic.leased
         self.dead += topic.dead
         self.bytes += topic.bytes
-        # Limit the count of ready messages: the delivery loop may be ahead of the applied entries, or behind.
+        # Limit the count of ready messages to those that wait: the delivery loop may be ahead of the applied entries,
+        # or behind them.
         self.ready += min(ready, topic.waiting)
         if ready and not 0 < self.oldest_ms <= oldest_ms:
             self.oldest_ms = oldest_ms
@@ -92,8 +93,8 @@ class _Topics:
             self.disabled += paused and topic.settings.paused_reason == GONE
 
     def rest(self, some: _Topics) -> _Topics:
-        """Gauges of the topics without series of their own: the sums of this set of topics minus those of the set
-        `some`."""
+        """Gauges of the topics without series of their own: the sums of all topics minus `some`, the sums of the topics
+        with series."""
         names = ("waiting", "blocked", "retrying", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 
@@ -104,16 +105,16 @@ class _Topics:
 
 
 def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
-    """Make the series of a metric with one label, from a dict: value of the label → value of the series."""
+    """Series of a metric that has one label. values: value of the label → value of the series."""
     return {(label,): value for label, value in values.items()}
 
 
 def _per_topic(scrape: _Scrape) -> None:
-    """Reader of metrics per topic: returns None, because NodeMetrics collects these values itself."""
+    """Reader for metrics per topic in `_OF_NODE`. It returns None, because NodeMetrics collects these values itself."""
 
 
 class _Scrape:
-    """Input of the functions in `_OF_NODE` that read the metrics: a node, and sums over its topics."""
+    """Input for the functions in `_OF_NODE` that read metrics: a node, and sums over all its topics."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
         self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
@@ -122,7 +123,7 @@ class _Scrape:
         self.throttled = Counter(node.delivery.throttled()) + node.group_commit.refusals.counts
 
     def age(self, at_ms: int) -> float:
-        """Seconds of cluster time since `at_ms`; 0 if at_ms is 0."""
+        """Time in seconds from `at_ms` to the present cluster time; 0 if at_ms is 0."""
         return max(0, self.node.now_ms() - at_ms) / 1000 if at_ms else 0
 
     def backup_age(self) -> float | None:
@@ -387,15 +388,16 @@ _OF_TOPIC = [name for name, family in FAMILIES.items() if family.labels[:1] == _
 
 
 class NodeMetrics:
-    """Metrics of one node. A topic keeps its own series until the topic is deleted: a counter whose series ended and
-    began again would look like a burst."""
+    """Metrics of one node. Once a topic has its own series, it keeps them until it is deleted: a counter whose series
+    ended and began again would look like a burst."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
         self._node, self._webhooks = node, webhooks
         self._shown: dict[int, None] = {}
 
     def collect(self) -> Generator[None, None, Measured]:
-        """Collect all metrics. Yields after each slice; VerifiedReader.in_slices drives the generator."""
+        """Collect all metrics, in slices: the generator yields after each slice, and VerifiedReader.in_slices drives
+        it."""
         totals, ready = yield from self._totals()
         scrape = _Scrape(self._node, self._webhooks, totals)
         values: dict[str, Values | None] = {name: read(scrape) for name, *_, read in _OF_NODE}
@@ -406,8 +408,8 @@ class NodeMetrics:
         return [(family, value) for name, family in FAMILIES.items() if (value := values.get(name)) is not None]
 
     def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
-        """Compute sums over all topics; and for each topic with ready messages, by number: the count of these messages,
-        and the time since which the oldest is due."""
+        """Compute sums over all topics. Also returns, for each topic with ready messages, by number: the count of these
+        messages, and the time since which the oldest is due."""
         node, topics, shown, found = self._node, self._node.ledger.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
@@ -430,7 +432,7 @@ class NodeMetrics:
                     if len(best) > room:
                         heapq.heappop(best)
         for _, number in sorted(best, reverse=True):
-            if len(shown) < most:  # check again: a concurrent scrape may have added topics
+            if len(shown) < most:  # check the limit again: a concurrent scrape may have added topics
                 shown[-number] = None
         return found, ready
 

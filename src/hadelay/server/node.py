@@ -70,7 +70,7 @@ class Node:
         self.name = config.node.name
         #: Locks that keep other processes out of this node's directories.
         self.locks = ExitStack()
-        #: Unix time in s at which the first of this node's certificates expires; 0 without certificates.
+        #: Returns the Unix time in s at which the first of this node's certificates expires; 0 without certificates.
         self.certificate_s: Callable[[], float] = lambda: 0.0
         self.replica = Replica(storage)
         self.clock = ClusterClock(
@@ -134,7 +134,7 @@ class Node:
         )
 
     def _retry_after_ms(self, topic: str) -> int:
-        """Time until the topic's publish rate has room for another message."""
+        """Time in ms until the topic's publish rate admits another message."""
         return retry_after_ms(self.ledger.topic(topic), self.now_ms())
 
     def _hour_path(self, hour: int) -> str:
@@ -191,8 +191,8 @@ class Node:
         try:
             results = apply_entry(ledger, index, term, command)
         except DamagedFile as damage:
-            # Note the damage for the next start, which begins with empty directories and learns from the other nodes:
-            # the Raft entry may be half applied, and a replay would read the same damaged bytes.
+            # Record the damage on disk: the next start then begins with empty directories and learns from the other
+            # nodes. The Raft entry may be half applied, and a replay would read the same damaged bytes.
             note_damage(self.disk, storage.directory, str(damage))
             raise
         self.clock.raise_floor(ledger.now_ms)
@@ -278,8 +278,8 @@ class Node:
         )
 
     def installed(self, ledger: Ledger) -> None:
-        """Continue with the state of an installed snapshot. ledger: decoded from it. Only a follower installs
-        snapshots, so no proposal waits in this node."""
+        """Continue with the state of an installed snapshot. ledger: the ledger that was decoded from it. Only a
+        follower installs snapshots, so this node has no waiting proposals."""
         self.checkpoints.bytes_since = 0
         self.leadership.stop()
         try:
@@ -298,8 +298,8 @@ def raft_config(config: Config) -> RaftTuning:
         election_max_ms=raft.election_max_ms or 4 * raft.election_min_ms // 3,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
-        # The size limit of a Raft entry exceeds that of a batch (config.raft.max_entry_bytes), because a single publish
-        # may be larger than a batch.
+        # The size limit of a Raft entry is larger than that of a batch (config.raft.max_entry_bytes), because one
+        # single publish may be larger than a batch.
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
         survivor=config.cluster.survivor,

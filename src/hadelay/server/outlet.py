@@ -1,4 +1,4 @@
-"""The way of a node's batches to the leader: into its own log, or over the node link."""
+"""Way of this node's batches to the leader: into the own log if this node leads, else over the node link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hadelay.server.peers import Peers
 
 
 class Way(NamedTuple):
-    """Destination of a batch that is sent now."""
+    """Where a batch that is sent now has to go."""
 
     #: The term that this node leads, else 0.
     term: int
@@ -25,7 +25,7 @@ class Way(NamedTuple):
 
 
 class Outlet:
-    """Sends a node's batches: into its own log when the node leads, else over the node link to the leader."""
+    """Sends this node's batches: into its own log if it leads, else over the node link to the leader."""
 
     def __init__(self, raft: RaftNode, replica: Replica, peers: Peers, led: LedTerm, timeout_s: float) -> None:
         """timeout_s: timeout of a batch sent to the leader."""

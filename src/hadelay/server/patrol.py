@@ -28,17 +28,18 @@ from hadelay.storage.tablecheck import TableCheck
 
 log = logging.getLogger(__name__)
 
-#: Pauses in seconds: before the first round of the patrol after the start of a node, and between two rounds.
+#: Pauses in seconds: before the first round of the patrol after the start of the process, and between two rounds.
 _FIRST_S, _PAUSE_S = 30.0, 600.0
-#: Limit of bytes per second, and pause between two rounds in seconds, both while a user waits for a check of all files.
+#: While a user waits for a check of all files: limit of bytes read per second, and pause between two rounds in seconds.
 _HURRY, _HURRY_PAUSE_S = 32 << 20, 1.0
-#: Number of bytes that a small file counts as, since opening it takes time, too.
+#: Minimum number of bytes that a piece of a file counts as for the rate of reads, because opening a file takes time,
+#: too.
 _LEAST = 4 << 10
 _LANE, _TABLES = "patrol", "patrol-tables"
-#: Check the index first: its entries say where the records are.
+#: Suffixes of an hour's files in the order of the check. The index is first: its entries locate the records.
 _SUFFIXES = (".idx", ".dsp", ".log")
 
-#: A wait of the patrol: a function that calls its argument with the outcome.
+#: A step for which a round waits: a function that starts the step, and calls its argument with the outcome.
 Wait = Callable[[Callable[..., None]], object]
 Work = Generator[Wait, Any, None]
 
@@ -53,16 +54,17 @@ class Patrol:
         on_repaired: Callable[[int], None],
         bytes_per_s: int,
     ) -> None:
-        """on_repaired: called with the hour after its index was repaired. bytes_per_s: limit of the reads; 0: none."""
+        """on_repaired: called with an hour after its index was repaired. bytes_per_s: limit of the reads; 0: no patrol
+        rounds, except when a user asks for a check."""
         self._disk, self._replica, self._runtime, self._reader = disk, replica, runtime, reader
         self._on_repaired, self._rate = on_repaired, bytes_per_s
         #: Monotonic time at which the last full round ended, or the process began; and number of full rounds.
         self.finished, self.rounds = runtime.monotonic(), 0
-        #: Cluster time at which the last full round ended, in Unix ms; 0 before the first one. And number of rounds
-        #: after which all is checked that a user has asked for.
+        #: Cluster time at which the last full round ended, in Unix ms; 0 before the first one. And value of `rounds` at
+        #: which the check that a user asked for is complete.
         self.finished_ms, self.wanted = 0, 0
         self.bytes_read = 0
-        #: Paths of files whose damage the last check could not repair.
+        #: Paths of files that were damaged at their last check, and could not be repaired.
         self.damaged: set[str] = set()
         self._work: Work | None = None
         self._alarm: Handle | None = None
@@ -91,11 +93,11 @@ class Patrol:
         return max(self._rate, _HURRY) if self._hurries else self._rate
 
     def check_now(self) -> None:
-        """Check all files now, quickly. All are checked once `rounds` is `wanted`; a round that has begun before does
-        not count."""
+        """Check all files now, faster than usual. The check is complete once `rounds` has reached `wanted`; a round
+        that has begun before does not count."""
         self.wanted = self.rounds + 1 + (self._work is not None)
         if self._tables is not None:
-            self._tables.stop()  # the check of the tables is slow, and the next round begins it anew
+            self._tables.stop()  # end the check of the tables, which is slow: the next round begins it anew
         if self._work is None:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -112,14 +114,14 @@ class Patrol:
             self._advance()
 
     def _advance(self, outcome: Any = None) -> None:
-        """Continue the round until its next wait; after its end, begin the next round later."""
+        """Continue the round until it waits again; after its end, begin the next round later."""
         if self._stopped or self._work is None:
             return
         try:
             wait = self._work.send(outcome)
         except StopIteration:
             self._rest()
-        # the round failed, because the disk is full, for example: begin another round later all the same
+        # the round failed, for example because the disk is full: begin another round later nevertheless
         except Exception as error:
             log.warning("patrol_failed", extra={"error": repr(error)})
             self._rest()
@@ -133,7 +135,7 @@ class Patrol:
 
     def _round(self) -> Work:
         storage, began, read = self._replica.storage, self._runtime.monotonic(), self.bytes_read
-        # Begin at a random hour: else a node that is often restarted would never reach the last hours.
+        # Begin with a random hour: else a node that is often restarted would never reach the last hours.
         hours = storage.hours.hours()
         first = self._runtime.random.randrange(len(hours)) if hours else 0
         paths = set[str]()
@@ -166,7 +168,7 @@ class Patrol:
             expected = store.written_file(hour, suffix)
             found = [] if expected is None else (yield from self._read(expected))
             if not store.count(hour) or self._replica.storage.hours is not store:
-                found = []  # the hour was retired meanwhile, or a snapshot has replaced the files
+                found = []  # not damage: the hour was retired meanwhile, or a snapshot has replaced the files
             if not found or repaired:
                 break
             for damage in found:
@@ -210,7 +212,7 @@ class Patrol:
         self._judge(backend.path, [DamagedFile(backend.path, 0, what)] if what else [])
 
     def _read(self, expected: Expected) -> Generator[Wait, Any, list[DamagedFile]]:
-        """Check a file in a thread, at the rate of the patrol."""
+        """Check a file in a thread, at the patrol's rate. Returns the damages found."""
         with closing(check_file(self._disk, expected)) as pieces:
             while True:
                 found, error = yield partial(self._in_thread, _LANE, partial(_next, pieces))
@@ -228,7 +230,7 @@ class Patrol:
         self._reader.repair(damage, lambda data: self._runtime.call_soon(then, data))
 
     def _judge(self, path: str, found: list[DamagedFile]) -> None:
-        """Note whether a file is sound after the repairs."""
+        """Note whether a file is still damaged after the repairs; if so, log it."""
         if not found:
             self.damaged.discard(path)
             return
@@ -238,7 +240,7 @@ class Patrol:
 
 
 def _next(pieces: Iterator[int]) -> int | list[DamagedFile]:
-    """Number of bytes of the next piece, or the damage after the last one."""
+    """Number of bytes of the next piece of a file that was checked; after the last piece, the damages of the file."""
     try:
         return next(pieces)
     except StopIteration as end:

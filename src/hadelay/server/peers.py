@@ -25,11 +25,13 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 #: Interval of notes while the cluster has not agreed on a time, in seconds.
 _IMPATIENT_S = 0.1
-#: Time without a note, in seconds, after which a peer does not count as live.
+#: Time, in seconds, after the last note of a peer from which the peer no longer counts as live.
 _LIVE_S = 3.0
-#: Tolerance in seconds: a reading of this node's clock that a peer sends back may be ahead of the clock by this much.
+#: Tolerance in seconds: by this much, a reading of this node's clock that a peer sends back may be ahead of the clock
+#: itself.
 _DRIFTED_S = 0.01
-#: Limit of the round trip of a wall clock reading, in seconds; the reading may be off by half of its round trip.
+#: Limit of the round trip of a wall clock reading, in seconds, beyond which the reading is ignored: it may be off by
+#: half of its round trip.
 _OLD_S = 10.0
 #: Pause between two log lines about clock alarms, in seconds; also before the first line, so that a starting node hears
 #: from the other nodes first.
@@ -79,16 +81,17 @@ class Peers:
         me: Callable[[], PeerStatus],
     ) -> None:
         self.runtime, self.link, self.clock, self.me = runtime, link, clock, me
-        #: Called after each note (status message) of a peer, because the cluster clock may have become ready by it.
+        #: Called after each note of a peer, because the note may have made the cluster clock ready.
         self.changed: Callable[[], None] = lambda: None
         self.peers = {name: PeerStatus(name) for name in names}
         #: Names of the nodes whose wall clocks count: the voters.
         self.voters = frozenset(names)
-        #: Names of live nodes whose disk has too little free space, this node included, by the last note of each peer.
+        #: Names of live nodes (this node included) whose disk has too little free space, according to their last notes.
         self.full: list[str] = []
-        #: Per linked peer: its monotonic clock minus this node's, too low by the travel time of its last note.
+        #: Per linked peer: difference of its monotonic clock to this node's clock, too low by the time that its last
+        #: note took.
         self._ahead: dict[str, float] = {}
-        #: The clock alarms logged last, and the monotonic time of that log line.
+        #: The clock alarms that were logged last, and the monotonic time at which they were logged.
         self._alarms: list[str] = []
         self._alarms_logged = runtime.monotonic()
         link.handlers["hello"] = self._hear
@@ -100,7 +103,7 @@ class Peers:
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self.start)
 
     def set_members(self, names: Iterable[str], voters: Iterable[str]) -> None:
-        """Set the nodes to exchange notes with, this node included, and those of them that vote."""
+        """Set the nodes that exchange notes, this node included, and which of them vote."""
         self.peers = {name: self.peers.get(name) or PeerStatus(name) for name in names}
         self.voters = frozenset(voters)
         self._look_for_space()
@@ -110,7 +113,8 @@ class Peers:
         return peer is not None and self.runtime.monotonic() - peer.heard < _LIVE_S
 
     def common_level(self) -> int:
-        """The feature level that every member knows; 0 while a member is away: it may return with an older program."""
+        """The highest feature level that every member knows; 0 while a member is away, because it may return with an
+        older program."""
         return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
 
     def greet(self, name: str) -> None:
@@ -137,7 +141,8 @@ class Peers:
         return not self.full
 
     def no_space(self, what: str = "new messages") -> str:
-        """Why the leader refuses publishes, and acks with results; empty while all live nodes have space."""
+        """Reason in words why the leader refuses publishes, and acks with results; "" while all live nodes have
+        space."""
         if not self.full:
             return ""
         where = ", ".join(self.full)
@@ -166,11 +171,12 @@ class Peers:
         self._ahead[name] = theirs - mono
         self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, drained, certificate_s, mono)
         self._look_for_space()
-        # Ignore a returned clock reading that is ahead of this node's clock: it was sent before this machine restarted.
+        # Ignore a returned clock reading that is ahead of this node's clock: it is from before a restart of this
+        # machine.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
-            self._send(name)  # answer with a note at once: the sender does not know cluster time yet
+            self._send(name)  # send a note at once: the sender of this note does not know cluster time yet
         self._changed()
 
     def _changed(self) -> None:

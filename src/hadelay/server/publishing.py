@@ -1,4 +1,4 @@
-"""Entrance to group commit: publishes and other commands of this node's users, and batches of followers.
+"""Entrance to group commit: takes publishes and other commands of this node's users, and batches of followers.
 
 A publish is judged, split if it is too large for one entry, and its answers are merged.
 """
@@ -29,27 +29,27 @@ from hadelay.server.link import Reply
 from hadelay.server.peers import Peers
 from hadelay.version import FIRST_LEVEL
 
-#: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
+#: Number of bytes that a draft (a message to publish) counts as, besides its payload: record header, row, list
 #: overhead.
 _DRAFT_BYTES = 128
 #: Numbers of bytes by which a client key, and each topic of a batch after the first, raise the counted size of a log
 #: entry: apply takes as long for a key, or for a topic that may be new, as for payload of this size.
 _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
-#: Commands that no follower may send: only the leader changes members, after it has checked the change.
+#: Commands that no follower may send to the leader: only the leader changes members, after it has checked the change.
 _NEVER = frozenset({Command.MEMBERS})
 #: Commands that only the leader may propose. A FEATURE command with an unknown level, for example, would stop every
 #: node, also after a restart.
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
-#: Feature level that a field of Draft needs, if above the first: until the cluster has switched to that level, nodes
-#: refuse publishes with the field. Apply would refuse all publishes of the same command.
+#: Field of Draft → feature level that it needs, if above the first. Until the cluster has switched to that level, nodes
+#: refuse publishes with the field: apply would refuse all publishes of the same command.
 LEVEL_OF_OPTION = {row.draft or name: row.level for name, row in OPTIONS.items() if row.level > FIRST_LEVEL}
 
 
 def _newer(drafts: list[Draft], level: int) -> str:
-    """The option of these drafts that needs a higher feature level than this; "" if there is none."""
+    """First option of these drafts that needs a higher feature level than `level`; "" if there is none."""
     for option, needed in LEVEL_OF_OPTION.items():
         if needed > level and any(getattr(draft, option) for draft in drafts):
             return option
@@ -75,8 +75,7 @@ class Publishing:
         guard: Guard,
         max_queue_bytes: int,
     ) -> None:
-        """max_queue_bytes: limit of publishes without an answer; beyond, publishes and batches of followers are
-        refused."""
+        """max_queue_bytes: limit of unanswered publishes; beyond it, publishes and batches of followers are refused."""
         self._leadership, self._group_commit, self._delivery = leadership, group_commit, delivery
         self._peers, self._replica, self._guard = peers, replica, guard
         self._max_queue_bytes = max_queue_bytes
@@ -140,8 +139,8 @@ class Publishing:
         return error
 
     def _makes_rows(self, drafts: list[Draft], request_key: bytes | None) -> bool:
-        """Whether the publish may make rows of tables that all tenants share, so that apply must know its token. Other
-        publishes of all tokens share a command."""
+        """Whether the publish may make rows of tables that all tenants share: then apply must know its token. All other
+        publishes share a command, whatever their tokens."""
         return (
             request_key is not None
             or any(draft.idem is not None or draft.unique_ms or draft.callback for draft in drafts)
@@ -184,7 +183,7 @@ class Publishing:
 
     def _costs(self, drafts: list[Draft]) -> list[int]:
         """Bytes that each draft counts as, in the queue and in an entry. Copies for subscriptions count, because apply
-        files each of them: an entry takes no longer with subscriptions than without."""
+        files each of them: so applying an entry takes no longer with subscriptions than without."""
         subscriptions, copies = self._replica.ledger.topics.subscriptions, dict[str, int]()
         costs = []
         for draft in drafts:
@@ -216,7 +215,7 @@ class Publishing:
             reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
             return
         if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
-            # Check the whole batch first: a malformed command would spoil the other commands of its entry.
+            # Check the whole batch first: one malformed command would spoil the other commands of the same entry.
             raise ValueError("submit: a batch must be a list of complete commands that a follower may send")
         part, full = _gather(len(commands), partial(_answer, reply)), self._peers.no_space()
         for n, command in enumerate(commands):
@@ -230,7 +229,7 @@ class Publishing:
 
 def _gather(count: int, done: Callable[[list[Any], list[HadelayError]], None]) -> Callable[[int, Any, Any], None]:
     """Make a callback answered(number of a part, result, error), which collects the answers of `count` parts and then
-    calls done(results, errors). The result of a part that failed is None."""
+    calls done(results, errors). For a part that failed, the result is None."""
     results: list[Any] = [None] * count
     errors: list[HadelayError] = []
     missing = count

@@ -35,22 +35,22 @@ from hadelay.storage.hourtable import FILES
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-#: Time by which records are read ahead of the second in which they are due, in seconds: early enough for a slow disk,
-#: and late enough that a small page cache still has the records when they are handed out.
+#: Time in seconds by which records are read ahead of their due second: early enough for a slow disk, and late enough
+#: that a small page cache still has the records when they are handed out.
 AHEAD_S = 2.0
 #: Limit of the gap between two records that are read ahead as one span, in bytes.
 _GAP = 32 << 10
-#: Size in bytes from which a read of adjacent records from memory takes no further record.
+#: Size in bytes at which a joint read of adjacent records from memory is complete, so that it takes no further record.
 _SPAN = 64 << 10
 #: Number of records not found in memory after which a thread reads all remaining records from the disk.
 _MISSES = 32
-#: Names of the threads that read for hand-outs and for lists. Leases run while a hand-out is read, so hand-outs do not
-#: wait behind pages of lists.
+#: Names of the threads that read for hand-outs and for lists. There are two, because leases run while records are read
+#: for a hand-out: these reads must not wait behind pages of lists.
 HAND_OUTS, LISTS = "records", "lists"
 #: Timeout of a request to another node for undamaged bytes, in seconds.
 _FETCH_S = 2.0
 _MAX_BYTES = 80 << 20
-#: Offset of the time of the publish in a record.
+#: Offset, in a record, of the time at which the message was published.
 _PUBLISHED_AT = 24
 
 
@@ -76,7 +76,7 @@ class VerifiedReader:
         return self._repairer.repaired
 
     async def records(self, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
-        """The record of each INDEX row, verified. DamagedFile when no live node has a good copy of a record."""
+        """The records of these INDEX rows, verified. DamagedFile if no live node has a good copy of one of them."""
         extents = extents_of(hours, rows)
         found = await self.read_off_loop(extents)
         records = []
@@ -109,8 +109,8 @@ class VerifiedReader:
         return None
 
     def verified(self, extents: list[Extent], lane: str, done: Callable[[list[bytes | None]], None]) -> None:
-        """Read records without blocking the loop, then call done(records). Every record is verified, and repaired if it
-        was damaged; None stands for a record that no live node has a good copy of."""
+        """Read records without blocking the loop, then call done(records). Each record is verified, and repaired if it
+        was damaged; it is None if no live node has a good copy."""
         found = self._cached(extents)
         damaged: set[int] = set()
 
@@ -154,8 +154,8 @@ class VerifiedReader:
         return found
 
     def _cached(self, extents: list[Extent]) -> list[bytes | None]:
-        """The records that are in memory, not verified, adjacent records in one read; None for the others. Stops after
-        `_MISSES` misses, because a miss costs the loop more than a hit."""
+        """Read those records that are in memory, adjacent records in one read; None stands for the others. They are not
+        verified. Stops after `_MISSES` misses, because a miss costs the event loop more than a hit."""
         cached, misses, at = self._replica.storage.hours.cached_record, 0, 0
         found: list[bytes | None] = [None] * len(extents)
         while at < len(extents) and misses < _MISSES:
@@ -174,8 +174,8 @@ class VerifiedReader:
         return found
 
     def _fetch(self, extents: list[Extent], found: list[bytes | None], done: Callable[[], None], lane: str) -> None:
-        """In a thread, read the records that are None in `found`, in the order of the files, and put them there; then
-        call done(). A record that cannot be read stays None."""
+        """In a thread, read the records that are None in `found`, in the order of the files, and add them to `found`;
+        then call done(). A record that cannot be read stays None."""
         disk, path = self._replica.storage.disk, self._replica.storage.hours.path
         wanted = sorted(
             (f"{path(extent.hour)}.log", extent.offset, extent.size, at)
@@ -196,7 +196,8 @@ class VerifiedReader:
         self._runtime.in_thread(lane, read, lambda result, error: done())
 
     def _verified(self, extent: Extent, record: bytes | None) -> bytes:
-        """Return `record` if intact, else read it again. DamagedFile if damaged on disk, or if its hour is gone."""
+        """Return `record` if intact, else read it again from disk. DamagedFile if it is damaged there, or if its hour
+        is deleted."""
         if record is not None and not check_record(record, extent.size):
             return record
         hours = self._replica.storage.hours
@@ -207,7 +208,8 @@ class VerifiedReader:
             raise DamagedFile(path, extent.offset, "the hour is past its retention", size=extent.size) from None
 
     async def repaired(self, read: Callable[[], T]) -> T:
-        """The result of `read`, called again after each repair of damaged bytes. DamagedFile if a repair fails."""
+        """The result of `read`, which is called again after each repair of damaged bytes. DamagedFile if a repair
+        fails."""
 
         def once() -> Generator[None, None, T]:
             yield from ()
@@ -216,8 +218,9 @@ class VerifiedReader:
         return await self.in_slices(once)
 
     async def in_slices(self, read: Callable[[], Generator[None, None, T]]) -> T:
-        """The result of the generator that `read` returns; other tasks of the event loop run after each slice. Damaged
-        bytes are repaired, and then `read` begins again. DamagedFile when no live node has a good copy."""
+        """The result of the generator that `read` returns. Other tasks of the event loop run after each of its slices.
+        If it meets damaged bytes, they are repaired, and `read` is called again. DamagedFile if no live node has a good
+        copy."""
         repaired: set[tuple[str, int]] = set()
         while True:
             slices = read()
@@ -276,8 +279,8 @@ def published_ms(record: bytes) -> int:
 
 
 class Repairer:
-    """Fetches undamaged bytes from other nodes and repairs damaged files with them. Serves the link operation "bytes".
-    One object per node."""
+    """Fetches undamaged bytes from other nodes to repair damaged files here, and serves such bytes to others (link
+    operation "bytes"). One object per node."""
 
     def __init__(self, name: str, replica: Replica, link: Link, peers: Peers) -> None:
         self._name, self._replica, self._link, self._peers = name, replica, link, peers
@@ -292,7 +295,8 @@ class Repairer:
         self._ask(peers, (hour, suffix, offset, size), done)
 
     def repair_entry(self, hour: int, index: int, done: Callable[[], None]) -> None:
-        """Repair an INDEX row, and its record if that is damaged too. `done` is called only if both are sound."""
+        """Repair an INDEX row, and its record if that is damaged, too. `done` is called only if both are intact
+        afterwards."""
 
         def repaired(data: bytes | None) -> None:
             if data is not None:
@@ -353,8 +357,8 @@ class ReadAhead:
         self._disk, self._runtime, self._path = disk, runtime, path
 
     def index(self, hour: int) -> None:
-        """Read the whole index of an hour into the page cache, because reading its linked lists touches all of it. The
-        hour has begun or begins soon."""
+        """Read the whole index of an hour, which has begun or begins soon, into the page cache: reading its linked
+        lists touches all of it."""
         self._in_thread("index-ahead", hour, ".idx", lambda size: [(0, size)])
 
     def records(self, hour: int, rows: NDArray[np.void], in_s: float) -> None:

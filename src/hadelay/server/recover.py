@@ -48,7 +48,7 @@ def open_node(
     backend: Callable[[str], Backend] = LmdbBackend,
 ) -> Node:
     """Recover a node from its directories; returns the node, not yet started. ConfigError for directories of another
-    node, DamagedFile for bytes that do not verify. backend: makes the table store at a path."""
+    node, DamagedFile for bytes that do not verify. backend: function that opens the table store at a path."""
     directories = Directories(config, disk, runtime, backend)
     with _in_words(config, disk):
         directories.make()
@@ -62,7 +62,7 @@ def open_node(
 
 @contextmanager
 def _in_words(config: Config, disk: Disk) -> Iterator[None]:
-    """Add advice to an OSError about a disk that keeps a node from starting."""
+    """Context manager: if a disk error keeps a node from starting, add to the OSError what the operator can do."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def _in_words(config: Config, disk: Disk) -> Iterator[None]:
 
 
 def _free(disk: Disk, directory: str) -> int:
-    """Free bytes on the disk where the directory is, or would be."""
+    """Free bytes on the disk of a directory, which need not exist yet."""
     at = PurePath(directory)
     return disk.free(next((str(path) for path in (at, *at.parents) if disk.exists(str(path))), directory))[0]
 
@@ -98,14 +98,14 @@ class Directories:
         self.journal = f"{config.journal_dir}/g{config.cluster.group}"
 
     def make(self) -> None:
-        """Create the directories, and remove other users' rights that an earlier version, or a copy, left."""
+        """Create the directories, and remove access rights of other users that an earlier version or a copy gave."""
         corrected = 0
         for directory in sorted({self.data, self.journal}):
             self.disk.makedirs(directory)
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                # Protect the group's directory, its lock file, and directories that were put aside earlier
+                # Protect the group's directory, its lock file, and directories of the group that were put aside earlier
                 if name.partition(".")[0] == group:
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
@@ -142,7 +142,8 @@ class Directories:
         return journal, storage
 
     def _open(self, incarnation: int, journal: Journal | None = None) -> tuple[Journal, Storage]:
-        # Create the journal before the storage: a crash between the two leaves an empty journal, which does no harm.
+        # Create the journal before the storage: after a crash between the two there is an empty journal only, which
+        # does no harm.
         journal = journal or self.create_journal(incarnation)
         return journal, Storage(
             self.disk,
@@ -154,8 +155,8 @@ class Directories:
         )
 
     def _is_blank(self, journal: Journal, storage: Storage) -> bool:
-        """Whether the directories are those of a first start without `init`: the node has promised nothing, and beside
-        them lie no directories that were put aside after the loss of a disk."""
+        """Whether the directories are those of a node that was started without `init` and never joined: it has promised
+        nothing, and no directories beside them were put aside after the loss of a disk."""
         promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
         return not (promised or self._put_aside_before()) and (journal.last_index, journal.term) == FIRST
 
@@ -170,7 +171,8 @@ class Directories:
         ]
 
     def _who_am_i(self) -> tuple[int, Journal | None]:
-        """Incarnation of this node, and its journal if there is one. Puts directories aside that cannot be trusted."""
+        """Incarnation of this node; and its journal, None if there is none. Directories that cannot be trusted are put
+        aside."""
         config, disk = self.config, self.disk
         identity = read_identity(disk, self.data)
         if identity is not None:
@@ -178,7 +180,8 @@ class Directories:
         has_journal = Journal.exists(disk, self.journal)
         if identity is None and not has_journal:
             alone = len(config.members) == 1
-            # An earlier start may have ended after it put the directories aside: then this node is no founder.
+            # Directories that were put aside show that an earlier start found a lost disk, and then ended: this node is
+            # no founder.
             lost = [] if alone else self._put_aside_before()
             if config.cluster.init and not lost:
                 return FOUNDING, None
@@ -202,8 +205,8 @@ class Directories:
         return self._start_over(self.data if identity is None else self.journal), None
 
     def _start_over(self, lost: str) -> int:
-        """Put the data and journal directories aside, and return the number of a new incarnation. ConfigError in a
-        cluster of one node."""
+        """Put the data and journal directories aside, and return the number for a new incarnation. ConfigError in a
+        cluster of one node, where no other node has the data."""
         if len(self.config.members) == 1:
             raise ConfigError(
                 f"{lost} is lost, damaged or an old copy, and no other node holds the data: put back {self.data} "
@@ -216,7 +219,7 @@ class Directories:
 
     def _put_aside(self, suffix: str) -> None:
         """Rename the data and journal directories by appending `suffix`, and create empty ones."""
-        # an interrupted start may have used this suffix already: take the next one
+        # an earlier start that was interrupted may have used this suffix: take another one
         while any(self.disk.exists(f"{directory}.{suffix}") for directory in (self.data, self.journal)):
             suffix += "-again"
         for directory in (self.data, self.journal):
@@ -225,17 +228,18 @@ class Directories:
             self.disk.makedirs(directory)
 
     def _new_incarnation(self) -> int:
-        """Number for a new incarnation of this node, above every earlier one, from the wall clock."""
+        """Number for a new incarnation of this node, from the wall clock, so that it is higher than every earlier
+        number."""
         return max(FOUNDING + 1, self.runtime.wall_ms())
 
 
 def _of_one_time(journal: Journal, storage: Storage) -> bool:
-    """Whether journal and storage belong together: a checkpoint never goes beyond the synced journal, and the
-    journal is never cut beyond the checkpoint. If not, one of them was restored from an old copy, or its newest
-    part was lost."""
+    """Whether journal and storage are of the same time: a checkpoint never goes beyond the synced journal, and the
+    journal is never cut beyond the checkpoint. If not, one of the two was restored from an old copy, or lost its newest
+    part."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
-        # Journal and storage belong together: a snapshot was installed, and only the reset of the journal is missing
+        # They are of the same time: a snapshot was installed, and only the reset of the journal is missing
         return True
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 

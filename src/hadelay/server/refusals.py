@@ -11,7 +11,7 @@ from hadelay.codec.results import Refused, RowCode
 from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound, OtherShard
 from hadelay.model import Draft, encode_id
 
-#: Longest time for which a topic is throttled, in ms: its settings may change meanwhile.
+#: Limit of the time, in ms, for which a topic is throttled: its settings may change meanwhile.
 _LONGEST_MS = 1_000
 _LIMITS = {
     RowCode.TOO_MANY_MESSAGES: "max_messages",
@@ -126,14 +126,16 @@ class Refusals:
     """Counts refused rows of publishes, and remembers which topics exceeded their publish rate."""
 
     def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
-        """retry_after_ms: time until a topic's publish rate admits the next message; 0: none, or not known."""
+        """retry_after_ms: returns the time in ms until a topic's publish rate admits the next message; 0: now, or not
+        known."""
         self._monotonic, self._retry_after_ms = monotonic, retry_after_ms
         #: Counts of refused rows of publishes, by the name of the limit that refused them.
         self.counts: Counter[str] = Counter()
         self._throttled_until: dict[str, float] = {}
 
     def throttled(self, drafts: list[Draft]) -> HadelayError | None:
-        """Return the error if one throttled topic gets all drafts, without asking the leader; else None."""
+        """Return the error if all drafts are for one topic that is throttled, so that the leader need not be asked;
+        else None."""
         if not self._throttled_until:
             return None
         topic = drafts[0].topic
@@ -144,8 +146,8 @@ class Refusals:
         return _too_fast(topic, left_ms) if all(draft.topic == topic for draft in drafts) else None
 
     def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
-        """Return the error for a refused row of a publish. other: id of the message that has the row's key,
-        or has had it."""
+        """Return the error for a refused row of a publish. other: id of the message that has, or had, the key of the
+        row."""
         limit = _LIMITS.get(code)
         if limit is None:
             kind, detail = _PROBLEMS[code]

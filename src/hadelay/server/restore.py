@@ -27,7 +27,7 @@ from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile, clear, 
 from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend, scan_all
 
 _CHUNK = 1 << 20
-#: Files that an unfinished restore leaves behind.
+#: Names of files and directories that an unfinished restore leaves behind; the next restore accepts them.
 _OURS = ("incoming", "lock")
 
 
@@ -107,7 +107,8 @@ def _refuse(directories: Directories, backup: Backup) -> None:
 
 
 def _become(directories: Directories, backup: Backup, *, shard: bool) -> None:
-    """Make the restored files this node's own. The identity comes last: a node does not start without it."""
+    """Make the restored files this node's own. Its identity is written last: without it, no node starts from these
+    files."""
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}

@@ -1,4 +1,4 @@
-"""Hours that the archive of `retention.archive` lists, for people who look at the cluster (the console)."""
+"""Hours that are in the archive of `retention.archive`, for people who look at the cluster (the console)."""
 
 import asyncio
 from collections.abc import Container
@@ -24,12 +24,13 @@ class ArchiveService(Service):
         self._catalogue: Catalogue | None = None
         self._reading = self._failed = False
         self._read_at = -_FRESH_S
-        #: Set once the archive was read for the first time, or could not be read.
+        #: Event that is set once the archive was read for the first time, or could not be read.
         self._looked = asyncio.Event()
 
     async def look(self) -> tuple[Container[int], str]:
-        """Read the archive's catalogue in a thread, at most once a minute. Returns (hours that the catalogue lists,
-        state): "" for a node without an archive, "reading", "unreadable" (the hours are those read before), "known"."""
+        """Read the archive's catalogue in a thread, at most once a minute. Returns (hours in the catalogue, state).
+        States: "" for a node without an archive; "reading"; "unreadable" (the hours are those of an earlier read);
+        "known"."""
         runtime = self._runtime
         if not self._where:
             return (), ""

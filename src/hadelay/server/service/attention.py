@@ -21,20 +21,22 @@ from hadelay.server.service.cluster import clock_problems, members_of
 from hadelay.server.service.part import Service
 from hadelay.words import span
 
-#: Limit of rows of one kind in a report.
+#: Limit of report rows of one kind.
 MOST = 100
 _DAY_MS = 24 * HOUR_MS
-#: Thresholds: lag of a member in log entries; time until a certificate ends; leaders in a time; age of the last backup.
+#: Thresholds for report rows: lag of a member in log entries; time in ms before a certificate ends; number of leaders,
+#: and the time in ms in which they led; age of the last backup in ms.
 _LAG, _CERTIFICATE_MS, _LEADERS, _LEADERS_MS, _BACKUP_MS = 10_000, 14 * _DAY_MS, 3, 1_800_000, 8 * _DAY_MS
-#: A token is near its end in the last tenth of its lifetime, at most this long before; its row stays for a day after.
+#: Limit in ms: a token is reported in the last tenth of its lifetime, but at most this time before its end; and for a
+#: day after.
 _TOKEN_MS = 7 * _DAY_MS
-#: Roles of members that vote; one that does not answer is "unknown".
+#: Roles under which a member votes; "unknown" is the role of a voter that does not answer.
 _VOTERS = ("leader", "follower", "unknown")
 _OPEN = ("Open the topic", "/console/topics/{topic}", "hadelay topic get {topic}")
 _READY = ("See what waits", "/console/messages?topic={topic}&state=ready", "hadelay msg list {topic} --state ready")
 _CLUSTER = ("Open the cluster", "/console/cluster", "hadelay cluster status")
 _QUORUM = ("Check the quorum", "/console/cluster#m", "hadelay check quorum")
-#: Kind → its two actions: text, page of the console, command.
+#: Kind of a report row → two actions for it, each as (text, page of the console, command).
 _ACTIONS: dict[Kind, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "receiver": (_OPEN, ("Pause…", "/console/topics/{topic}#actions", "hadelay topic pause {topic}")),
     "group": (
@@ -71,9 +73,9 @@ class AttentionService(Service):
         )
 
     async def report(self, rights: Rights) -> Attention[str]:
-        """Report the problems that a token with these rights may see. Without a leader, the report has the members as
-        this node sees them. Raises NoLeader if the leader does not answer, and without a leader for tokens that may not
-        read the cluster."""
+        """Report the problems that a token with these rights may see. Without a leader, the report has only the
+        members, as this node sees them. Raises NoLeader if the leader does not answer; and if there is none, for tokens
+        that may not read the cluster."""
         try:
             wait_s = self._node.config.http.no_leader_wait_ms / 1000
             rows, more = await self._ask_leader("attention", sorted(rights.globs["read"]), wait_s)
@@ -92,7 +94,8 @@ class AttentionService(Service):
 
 
 def counts_of(node: Node) -> dict[str, float] | None:
-    """Number of rows per kind, on the leader; None on other nodes, and before the leader has looked at all topics."""
+    """Number of report rows per kind, on the leader; None on other nodes, and before the leader has examined all
+    topics."""
     if node.attention.topics is None:
         return None
     counts = node.attention.topics.counts + node.attention.schedules.counts
@@ -101,7 +104,8 @@ def counts_of(node: Node) -> dict[str, float] | None:
 
 
 def _page(topics: Findings, schedules: Findings, cluster: Iterable[Finding], rights: Rights) -> list[Any]:
-    """[rows that these rights may see, the worst first, at most MOST of a kind; kind → number of other rows]."""
+    """Returns [report rows that these rights may see, the worst first, at most MOST of a kind; kind → number of rows
+    left out]."""
     whole = rights.may("read", None)
     kept = [*cluster] if whole else []
     for rows in (*topics.rows.values(), *schedules.rows.values()):
@@ -143,7 +147,7 @@ def _row(found: Finding) -> Row[str]:
 
 
 def cluster_findings(node: Node) -> list[Finding]:
-    """Rows about the cluster and its members, as this node sees them."""
+    """Report rows about the cluster and its members, as this node sees them."""
     return [*_members(node), *_leaders(node), *_shards(node), *_ends(node), *_copies(node)]
 
 
@@ -181,7 +185,7 @@ def _members(node: Node) -> Iterator[Finding]:
 
 
 def _drained(node: Node, name: str) -> Finding:
-    """The row of a drained node, with who drained it, as the audit trail says."""
+    """Report row of a drained node; it names the person who drained it, if the audit trail has that."""
     entries = (one for one in reversed(node.ledger.audit.entries) if one.action == "cluster.drain")
     entry = next((one for one in entries if one.target == name), None)
     by = f" by {entry.token}" if entry is not None and entry.token else ""
@@ -194,7 +198,7 @@ def _leaders(node: Node) -> Iterator[Finding]:
         words = "No leader is known: nothing is accepted and nothing is handed out until a majority of members answers."
         yield _about(node, "leader", "bad", words)
     since_ms = node.now_ms() - _LEADERS_MS
-    # The first leader of a cluster is no change.
+    # The first leader of a cluster does not count as a change of leader.
     recent = [(row, why) for row, why in node.logbook.terms() if row.since_ms >= since_ms and row.term > 1]
     if len(recent) >= _LEADERS:
         why = f" The last one: {recent[0][1]}." if recent[0][1] else ""
@@ -203,7 +207,7 @@ def _leaders(node: Node) -> Iterator[Finding]:
 
 
 def _ends(node: Node) -> Iterator[Finding]:
-    """Rows of certificates and tokens that end."""
+    """Report rows of certificates and tokens that end soon, or have ended."""
     wall_ms, now_ms = node.runtime.wall_ms(), node.now_ms()
     for name, peer in node.peers.peers.items():
         end_s = node.certificate_s() if name == node.name else peer.certificate_s
@@ -225,7 +229,8 @@ def _ending(left_ms: float) -> str:
 
 
 def _shards(node: Node) -> Iterator[Finding]:
-    """Rows of a shard that is suspended, and of a change of the shard map that is under way, or stopped half-way."""
+    """Report rows of a shard that is suspended, and of a change of the shard map that is under way or was not
+    finished."""
     known, index = node.ledger.shards, node.ledger.shards.index_of(node.ledger.group)
     name = "This cluster" if index is None else f"Shard {index}"
     if known.suspended:
@@ -240,7 +245,7 @@ def _shards(node: Node) -> Iterator[Finding]:
 
 
 def _copies(node: Node) -> Iterator[Finding]:
-    """Rows of the archive and of backups."""
+    """Report rows about the archive and about backups."""
     if stays := node.delivery.unarchived:
         yield _about(node, "archive", "warn", f"Past hours stay on the disk until they are archived: {stays}.")
     ended = [row for row in node.logbook.backups() if row.outcome != "running"]

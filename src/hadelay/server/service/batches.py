@@ -19,7 +19,7 @@ from hadelay.server.service.part import Service, once_begun
 
 class BatchService(Service):
     async def open(self, key: str, spec: Spec, by: Actor) -> tuple[bool, Batch[str]]:
-        """Open a batch: (whether it is new, the batch). Raises Conflict if there is another one with the key, NotFound,
+        """Open a batch. Returns (whether it is new, the batch). Raises Conflict if another batch has the key, NotFound,
         LimitReached, BadRequest."""
         result = await self._propose(codec.encode_open(key, spec, cut_name(by.token)))
         assert isinstance(result, Done)
@@ -32,7 +32,7 @@ class BatchService(Service):
         return _document(self._found(key))
 
     async def topic_of(self, key: str) -> str:
-        """Topic of a batch's callback. Raises NotFound."""
+        """Topic to which a batch's callback goes. Raises NotFound."""
         await self._confirm()
         return self._found(key).stored.spec.topic
 
@@ -45,8 +45,8 @@ class BatchService(Service):
     async def page(
         self, before: int | None, limit: int, *, stale: bool, may: Callable[[str], bool] = lambda topic: True
     ) -> Batches:
-        """A page of batches, the newest first, from the batch before number `before` on, without those whose callbacks
-        go to topics that `may` refuses."""
+        """A page of batches, the newest first, which begins after the batch with number `before`. Leaves out batches
+        whose callbacks go to topics that `may` refuses."""
         await self._confirm(stale)
         found = batches.listing(self._node.ledger, before, limit)
         shown = [_document(one) for one in found if may(one.stored.spec.topic)]
@@ -61,11 +61,12 @@ class BatchService(Service):
         return BatchFailures(rows, str(start + limit) if len(found) == limit else None)
 
     async def seal(self, key: str, by: Actor | None = None) -> Batch[str]:
-        """Let no further message join. by: puts the change into the audit trail. Raises NotFound."""
+        """Seal the batch: no further message can join it. by: puts the change into the audit trail. Raises NotFound."""
         return await self._changed(key, "seal", codec.encode_seal(key), by)
 
     async def cancel(self, key: str, by: Actor | None = None) -> Batch[str]:
-        """Begin to cancel the members that wait. by: puts the change into the audit trail. Raises NotFound."""
+        """Begin to cancel the waiting messages of a batch. by: puts the change into the audit trail. Raises
+        NotFound."""
         return await self._changed(key, "cancel", codec.encode_cancel(key), by)
 
     async def _changed(self, key: str, action: str, command: bytes, by: Actor | None) -> Batch[str]:

@@ -19,9 +19,9 @@ from hadelay.server.node import Node
 from hadelay.server.peers import PeerStatus
 from hadelay.server.service.part import Service, once_begun
 
-#: Time for which a refused change of the members is repeated, in seconds.
+#: Time in seconds for which a change of the members is retried that was refused for a temporary reason.
 _CHANGE_S = 5.0
-#: Limit of committed entries that a ready node may still have to apply.
+#: Limit of the number of committed entries that a node may still have to apply and yet counts as ready.
 _MAX_LAG = 10_000
 
 
@@ -45,11 +45,11 @@ class Clusters(Service):
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
-            raise gone  # no wait for a leader on a drained node: consumers have to poll another node
+            raise gone  # do not wait for a leader on a drained node: its consumers have to poll another node
         return await self._find_leader()
 
     async def _find_leader(self, term: int = 0) -> Leader:
-        """The known leader of `term` or a later one; waits for it as `find_leader` does."""
+        """The known leader of `term` or of a later term; waits for one as `find_leader` does."""
         node = self._node
         deadline = node.runtime.monotonic() + node.config.http.no_leader_wait_ms / 1000
         while True:
@@ -147,7 +147,7 @@ class Clusters(Service):
             await asyncio.sleep(0.1)
 
     def livez(self) -> list[CheckOut]:
-        """Checks of /livez: whether this process should go on running. They never depend on a quorum, because a
+        """Conditions of /livez: whether this process should go on running. None depends on a quorum, because a
         partition would then restart every node."""
         return [CheckOut("loop", True)]
 
@@ -155,14 +155,14 @@ class Clusters(Service):
         return ready_checks(self._node)
 
     async def quorum(self, without: str) -> Quorum:
-        """Which voters are left without the member `without`, and how many a majority needs, as this node sees it now.
-        Raises NotFound for an unknown member."""
+        """The voters that are left without the member `without`, and the number that a majority needs, as this node
+        sees it now. Raises NotFound for an unknown member."""
         await self._judge(lambda: self._no_node(without))
         membership = self._node.raft.membership
         return Quorum(without, others_left(self._node, without), len(membership.voters), membership.majority)
 
     def _no_node(self, name: str | None, error: type[HadelayError] = NotFound) -> HadelayError | None:
-        """The error if no member has this name; None stands for any member."""
+        """Error if no member has this name, else None. name: None stands for any member."""
         names = [member.name for member in self._node.raft.membership.members]
         return (
             None if name is None or name in names else error(f"there is no node {name!r}; there are {', '.join(names)}")
@@ -225,7 +225,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
             f"{lag} entries to apply" if lag else "every entry is applied",
             f"{lag} entries behind what is committed",
         ),
-        # A rolling restart waits until the restarted node is admitted: before that, the majority has no spare node.
+        # A rolling restart waits for this: until the restarted node is admitted, no other node may be missing.
         (
             "admitted",
             raft.journal.admitted,
@@ -240,7 +240,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
     return [CheckOut(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
 
 
-#: Alarm of the cluster clock (ClusterClock.alarms) → its description; without alarms that name a node.
+#: Name of a cluster clock's alarm (ClusterClock.alarms) → its description. Alarms that name a node are not in it.
 _CLOCK_PROBLEMS = {
     "no_majority": "the wall clocks of a majority do not agree, or are not known",
     "behind_checkpoint": "the wall clocks are behind the time that the cluster has reached",
@@ -288,7 +288,8 @@ def _names(names: list[str]) -> str:
 
 
 def others_left(node: Node, without: str) -> list[str]:
-    """Voters other than `without` that are admitted, not far behind, and in contact, as far as this node sees."""
+    """The voters, without the node `without`, that are admitted, not far behind, and in contact, as far as this node
+    sees."""
     raft, peers = node.raft, node.peers
 
     def fresh(applied_index: int) -> bool:

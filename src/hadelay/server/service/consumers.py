@@ -1,5 +1,5 @@
-"""Consumers of all topics: who asked, with which leases, acks and failures. Each answer has a limit, and all work over
-many grants or events is done in slices.
+"""Consumers of all topics, with their receives, leases, acks and failures. Each answer has a limit, and long work over
+grants or events is done in slices.
 
 The leader knows who asked. Leases, acks and failures are replicated: this node has them.
 """
@@ -18,7 +18,7 @@ from hadelay.model import NONE32, Event, encode_id
 from hadelay.server.service.overview import ACKS_MS, EVENTS_AT_ONCE, GRANTS_AT_ONCE, MOST_GRANTS, recent_events
 from hadelay.server.service.part import Service
 
-#: Limit of consumers in an answer; and limit of topics of one consumer.
+#: Limit of consumers in an answer, and limit of topics that are listed per consumer.
 _MOST, _MOST_TOPICS = 1_000, 50
 #: Age limit, in ms, of the failed attempts that are searched for.
 _FAILURES_MS = 600_000
@@ -26,7 +26,7 @@ _FAILURES = (Event.NACKED, Event.LEASE_EXPIRED)
 
 
 class _Found:
-    """A consumer's topics, leases and last error, as this node collects them."""
+    """One consumer's topics, leases and last failure, as far as this node has collected them."""
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
@@ -54,7 +54,8 @@ class ConsumerService(Service):
         return Consumers(shown, complete and len(best) <= _MOST)
 
     async def _asked(self, found: dict[str, _Found], may: Callable[[str], bool], *, stale: bool) -> bool:
-        """Ask the leader which consumers have sent receives to it; returns whether the leader answered."""
+        """Ask the leader for consumers and their receives, and add them to `found`; returns whether the leader
+        answered."""
         if not self._node.leading and (stale or self._node.raft.leader is None):
             return False
         try:
@@ -70,7 +71,7 @@ class ConsumerService(Service):
         return rows is not None
 
     async def _leases(self, found: dict[str, _Found], may: Callable[[str], bool]) -> bool:
-        """Count the leases per consumer; returns whether all grants were looked at."""
+        """Add the number of leases of each consumer to `found`; returns whether all grants were examined."""
         ledger, names = self._node.ledger, dict[int, str]()
         grants = list(ledger.grants.values())
         for n, grant in enumerate(grants[:MOST_GRANTS]):
@@ -89,7 +90,7 @@ class ConsumerService(Service):
         return len(grants) <= MOST_GRANTS
 
     async def _events(self, found: dict[str, _Found], may: Callable[[str], bool]) -> None:
-        """Add acks of the last minute and the last failures, by the dispatch logs."""
+        """Add the acks of the last minute and the last failures to `found`, both from the dispatch logs."""
         node, store = self._node, self._node.storage.hours
         now_ms = node.now_ms() if node.clock.ready else node.ledger.now_ms
         since_ms, logs = recent_events(node, now_ms - _FAILURES_MS)
@@ -118,7 +119,8 @@ class ConsumerService(Service):
         return [number for number in np.unique(topics).tolist() if may(every[number].name)]
 
     def _note(self, found: dict[str, _Found], events: np.ndarray, topics: np.ndarray) -> None:
-        """Note topics and the last failure of the consumers of these events, which are in the order of time."""
+        """Note, for the consumers of these events, the topics and the last failure. The events are in the order of
+        time."""
         ledger = self._node.ledger
         rows = zip(
             events["consumer"].tolist(),

@@ -196,7 +196,7 @@ class ConsumingService(Service):
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
         ledger, found = self._node.ledger, [""] * len(leases)
         if any(ledger.store.count(hour) <= rows["index"][where].max() for hour, where in rows_by_value(rows["hour"])):
-            # Catch up with the leader: this node may not have applied the publish of a message that was just leased.
+            # Catch up with the leader first: this node may not have applied the publish of a message just leased.
             await self._confirm()
         for hour, where in rows_by_value(rows["hour"]):
             at = np.arange(len(rows))[where]

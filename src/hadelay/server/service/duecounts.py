@@ -22,13 +22,13 @@ from hadelay.storage.heads import count_topics
 from hadelay.storage.headsfile import no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Limits of the work after which a count lets other tasks of the event loop run, each some milliseconds: settled
-#: entries looked up; hours counted.
+#: Limits after which a count lets other tasks of the event loop run, each some milliseconds of work: settled entries
+#: that are looked up; and hours that are counted.
 _SLICE, _HOURS = 8_192, 64
-#: Number of entries after which other tasks of the event loop run; and number of entries that checking one hour counts
-#: as.
+#: Number of entries read after which other tasks of the event loop run; and number of entries that the work for one
+#: hour counts as.
 _SMALL, _LOOK = 2_048, 256
-#: Limit of hours whose counts of settled entries are kept in memory.
+#: Limit of hours whose counts of settled entries stay in memory.
 _REMEMBERED = 512
 _MINUTE_MS = 60_000
 
@@ -45,7 +45,7 @@ class _Settled:
         self.topics = no_counters()
 
     def look_up(self, ledger: Ledger, hour: int) -> int:
-        """Count a slice of the entries settled since the last call; returns their number, 0 at the end."""
+        """Count some more of the hour's settled entries. Returns their number; 0 if all settled entries are counted."""
         hour_state = ledger.hours.get(hour)
         if hour_state is None or len(hour_state.settled) == len(self.counted):
             return 0
@@ -58,7 +58,7 @@ class _Settled:
         return len(some)
 
     def open(self, store: DiskHourStore, hour: int, topic: int | None) -> NDArray[np.int64]:
-        """Numbers of open entries of the hour: per second, or per minute if `topic` is given."""
+        """Numbers of open entries of the hour: per second of all topics, or per minute of the topic number `topic`."""
         if topic is None:
             return store.written_seconds(hour) - self.seconds
         counts = np.zeros(60, np.int64)
@@ -74,16 +74,17 @@ class DueCounts:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
-        #: The ledger whose entries `_settled` counts; an installed snapshot replaces the ledger.
+        #: The ledger to which the counts in `_settled` belong; an installed snapshot replaces the ledger.
         self._ledger: Ledger | None = None
-        #: Number of entries read since other tasks of the event loop had their turn.
+        #: Number of entries read since other tasks of the event loop last ran.
         self._spent = 0
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """Count open messages due in [from_ms, to_ms); returns the non-empty buckets, ascending, and yields after each
-        slice. A topic that does not exist has no buckets. step_ms: whole seconds; for one topic, and a step that is no
-        whole minute, each entry of the range's hours is looked at. With another step, messages of one topic count at
-        the start of their minute, but those of the first and last hour at their second if the range's ends need it."""
+        slice. A topic that does not exist has no buckets. step_ms: whole seconds. For one topic and a step that is no
+        whole minute, each entry of the hours in the range is read. For one topic and a step of whole minutes, messages
+        count at the start of their minute; those of the first and last hour at their second, if the ends of the range
+        need that."""
         ledger, store = self._fresh(), self._replica.storage.hours
         if topic is not None and ledger.topic(topic) is None:
             return [], []
@@ -98,8 +99,8 @@ class DueCounts:
                 buckets.add_hour(hour, (yield from _seconds(ledger, hour, number)))
             hours = [] if fine else [hour for hour in hours if hour not in ends]
         for start in range(0, len(hours), _HOURS):
-            # For hours that have begun, no settled entries have to be looked up: apply counts their open entries per
-            # second, unless message groups block some.
+            # In hours that have begun, apply counts open entries per second, so no settled entries have to be looked
+            # up, unless message groups block some entries.
             some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
             running = (
                 {}
@@ -117,7 +118,7 @@ class DueCounts:
                 while rows := store.derive_some(hour, topics=number is not None) or settled.look_up(ledger, hour):
                     if self._enough(rows):
                         yield
-            # No yield until the counts of these hours are added, so that all of them are of one moment.
+            # Do not yield until the counts of these hours are added: all counts have to be of the same moment.
             for hour, settled in stored.items():
                 while settled.look_up(ledger, hour):
                     pass
@@ -130,8 +131,8 @@ class DueCounts:
         return buckets.filled()
 
     def largest(self, from_ms: int, to_ms: int, most: int) -> Generator[None, None, list[str]]:
-        """Names of the `most` topics with most open messages due in the minutes of [from_ms, to_ms), the largest first;
-        yields after each slice."""
+        """Names of at most `most` topics: those with most open messages due in the minutes of [from_ms, to_ms), the
+        largest first. Yields after each slice."""
         ledger, store = self._fresh(), self._replica.storage.hours
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         totals = np.zeros(len(ledger.topics.all) + 1, np.int64)
@@ -156,7 +157,7 @@ class DueCounts:
         return [ledger.topics[number].name for number in best.tolist() if totals[number] > 0]
 
     def _fresh(self) -> Ledger:
-        """The node's ledger. Forgets the counts of an earlier ledger."""
+        """The node's present ledger. Forgets the counts of the ledger before, if a snapshot has replaced it."""
         ledger = self._replica.ledger
         if self._ledger is not ledger:
             self._ledger, self._settled = ledger, OrderedDict()
@@ -170,8 +171,8 @@ class DueCounts:
         return settled
 
     def _enough(self, rows: int) -> bool:
-        """Whether the count should yield now, so that other tasks of the event loop run. rows: entries read since the
-        last call."""
+        """Whether the count should yield now, so that other tasks of the event loop run. rows: number of entries read
+        since the last call."""
         self._spent += rows + _LOOK
         if self._spent < _SMALL:
             return False
@@ -180,7 +181,7 @@ class DueCounts:
 
 
 def _seconds(ledger: Ledger, hour: int, topic: int) -> Generator[None, None, NDArray[np.int64]]:
-    """Count the topic's open entries of an hour per second, by looking at each entry of the hour."""
+    """Count the topic's open entries of an hour per second, by reading each entry of the hour."""
     store, counts, start = ledger.store, np.zeros(SECONDS_PER_HOUR, np.int64), 0
     while start < store.count(hour) and ledger.open_entries(hour):
         part = slice(start, start + _SLICE)
@@ -195,7 +196,7 @@ def _seconds(ledger: Ledger, hour: int, topic: int) -> Generator[None, None, NDA
 
 
 class _Buckets:
-    """Numbers of messages per step of a time range. Messages are counted at the start of their second or minute."""
+    """Number of messages in each step of a time range. A message counts at the start of its second or minute."""
 
     def __init__(self, from_ms: int, to_ms: int, step_ms: int) -> None:
         self.from_ms, self.step_s = from_ms, step_ms // 1000
@@ -212,7 +213,7 @@ class _Buckets:
         if begin >= end:
             return
         first, last = ((at_s + part * part_s) // step_s for part in (begin, end - 1))
-        # For each bucket, the position in `counts` of its first second (or minute) of the hour.
+        # For each bucket, the position in `counts` of the first second (or minute) that belongs to the bucket.
         starts = -((at_s - np.arange(first, last + 1) * step_s) // part_s)
         starts[0] = begin
         self.counts[first : last + 1] += np.add.reduceat(counts[:end], starts, dtype=np.int64)
@@ -225,8 +226,8 @@ class _Buckets:
         hours: list[int],
         topic: int | None,
     ) -> None:
-        """Add entries to the buckets. at: hour of each entry. hours: entries of other hours are skipped. topic: entries
-        of other topics are skipped; None: no topic is."""
+        """Add entries to the buckets. at: hour of each entry. Skips entries of hours that are not in `hours`, and of
+        other topics than `topic`; topic None: of any topic."""
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
