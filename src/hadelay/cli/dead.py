@@ -13,7 +13,7 @@ from hadelay.client.paths import segment
 from hadelay.errors import BadRequest
 
 _COLUMNS = ("id", "died_at", "attempt", "reason", "key", "tags", "size")
-#: Page size of an export, in messages; a payload has up to 1 MiB.
+#: Page size of an export, in messages: small, because a payload may have 1 MiB.
 _EXPORTED = 100
 
 

@@ -28,7 +28,7 @@ ToTopic = Annotated[str | None, Parameter(help="Topic of all messages. Default: 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Importing(Remote):
-    """Options of every import."""
+    """Options of all import commands."""
 
     dry_run: bool = False
     "Count what would be imported, and publish nothing."

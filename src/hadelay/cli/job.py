@@ -49,7 +49,7 @@ class Job:
     yes: Yes = False
 
     def document(self, action: str, topic: str, *, retrying: bool = False) -> dict[str, Any]:
-        """Body of the requests that count and that begin the job."""
+        """Body of the requests that count a job's messages and that begin the job."""
         found: dict[str, Any] = {
             "topic": topic,
             "tags": list(self.tag),

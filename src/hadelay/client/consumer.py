@@ -52,7 +52,7 @@ class Consumer:
         #: Fetched messages, not yet handed to the caller; an exception is raised, None ends the iteration.
         self._queue: asyncio.Queue[AsyncMessage | Exception | None] = asyncio.Queue()
         self._polling = Polling(poll, topics, concurrency, lambda: len(self.unsettled), self._take)
-        #: Set by the first answer of a node to a poll.
+        #: Event that is set by the first answer of a node to a poll.
         self.reached = self._polling.reached
         #: Leases to settle, by kind of settlement, each with the future of its outcome.
         self._orders: dict[How, dict[str, asyncio.Future[str]]] = {}

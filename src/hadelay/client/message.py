@@ -35,7 +35,7 @@ GIVE_BACK = How("nack", 0, "the consumer stopped", counts=False)
 
 
 class Leasing(Protocol):
-    """Requests of a client about leases."""
+    """Interface of a client that its messages use: requests about leases."""
 
     async def ack(self, leases: Leases, *, results: Sequence[Any] | None = None) -> list[AckOutcome]: ...
     async def nack(
@@ -51,7 +51,7 @@ class Leasing(Protocol):
 
 
 class Settler(Protocol):
-    """Interface of a consumer to its messages."""
+    """Interface of a consumer that its messages use to settle their leases."""
 
     async def settle(self, message: AsyncMessage, how: How, result: Any = None) -> str: ...
     async def give_back(self, message: AsyncMessage, why: BaseException) -> None: ...

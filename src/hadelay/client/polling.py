@@ -23,7 +23,7 @@ _MAX_POLL = 1_000
 #: First timeout, in seconds, of a poll that only asks whether a node answers; interval, in seconds, of the log lines
 #: that no node answers.
 _ASK_S, _SAY_S = 1.5, 30.0
-#: Timeout in seconds of a poll, beside the time for which it waits for messages.
+#: Timeout, in seconds, of a poll, in addition to the time for which the poll waits for messages.
 _POLL_S = 6.0
 #: Timeout, in seconds, of repeating a poll that was cut off, to get the messages granted to it.
 _LAST_POLL_S = 2.0
@@ -48,7 +48,7 @@ class Polling:
         self._receive, self._unsettled, self._take = receive, unsettled, take
         #: The consumer sets this event when a message is settled: there may be room for another message.
         self.room = asyncio.Event()
-        #: Set by the first answer of a node to a poll.
+        #: Event that is set by the first answer of a node to a poll.
         self.reached = asyncio.Event()
         #: Number of changes of the topics; and number of messages that polls of single shards, which do not wait, have
         #: asked for.

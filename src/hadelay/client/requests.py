@@ -60,7 +60,7 @@ class Requests:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        #: Name of this consumer in requests that give no name.
+        #: Consumer name of this client, for requests that give no name.
         self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"
 
     async def get(

@@ -29,9 +29,9 @@ P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")
 
-#: Interval at which `work` looks whether its event `stop` is set, in seconds.
+#: Interval, in seconds, at which `work` checks whether its event `stop` is set.
 _LOOK_S = 0.1
-#: Time in which an interrupted `work` gives its messages back, in seconds.
+#: Time, in seconds, in which an interrupted `work` gives its messages back.
 _GIVE_BACK_S = 5.0
 
 

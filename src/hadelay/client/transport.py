@@ -116,7 +116,8 @@ class Transport:
         #: Address → monotonic time until which it is avoided. Either redirects led to the address and no connection
         #: could be made; or its own redirects must not be followed, so its node is asked to relay requests at once.
         self._avoided: dict[str, float] = {}
-        #: Topic, as in paths → address of the leader of its shard, by the header of a forwarded answer.
+        #: Topic, percent-encoded as in paths → address of its shard's leader, learned from the header of a forwarded
+        #: answer.
         self.direct: dict[str, str] = {}
         #: Addresses that answers may not set as direct addresses, because no node answered there → monotonic time until
         #: which that holds.

@@ -44,7 +44,7 @@ HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Limits of one request of put_many, in messages and bytes: large for throughput, small for latency.
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
-#: Limit of the results of one ack, in bytes; nodes have a higher one.
+#: Limit of the results of one ack, in bytes; the limit of nodes is higher.
 _RESULT_BYTES = 1 << 18
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 

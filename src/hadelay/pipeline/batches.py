@@ -34,11 +34,11 @@ _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
 #: Layout of two adjacent fields in a record's header: the sizes of meta and body.
 _SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
 _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
-#: Number of an entry's last event → state of the entry; "" if the entry waits. Events follow each other in the order of
-#: their numbers, so the last event has the largest number.
+#: Type number of an entry's last event → state of the entry; "" if the entry waits. The events of an entry follow each
+#: other in the order of their type numbers, so the last event has the largest number.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
-# The name of event n is at position n - 1: event numbers start at 1
+# Names of the event types. Type numbers start at 1, so the name of type n is at position n - 1.
 _EVENT_NAMES = [event.name.lower() for event in Event]
 _IS_MOVE = np.isin(np.arange(256), MOVES)
 
@@ -242,7 +242,7 @@ class _Messages(_Reader):
 
     @cached_property
     def _last_events(self) -> npt.NDArray[np.uint8]:
-        """For each entry of the split (a part of an hour), the number of its last event; 0: no event."""
+        """Type number of the last event of each entry in the split (a part of an hour); 0: no event."""
         (files, start, stop, _), last = self.split, np.zeros(self.split.stop - self.split.start, np.uint8)
         for at, events, _ in events_of(self.store, files, start, stop, verify=self.verify, skip=self.skip):
             known = events["event"] < len(_STATES)
@@ -259,7 +259,8 @@ class _Messages(_Reader):
         return np.where(states < 0, waiting, states)
 
     def _with_records(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> _MessageBatch:
-        """Read the rows' records. A row whose record is missing or damaged is refused, or omitted with onTorn=skip."""
+        """Read the rows' records. A row whose record is missing or damaged raises DamagedFile, or is omitted with
+        onTorn=skip."""
         offsets = rows["offset"].astype(np.int64)
         good = (offsets + lengths <= self.files.log_bytes) & (lengths >= RECORD_SIZE)
         if not good.all():
@@ -345,7 +346,7 @@ class _EventBatch(_Batch):
 _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     **_COLUMNS,
     "number": lambda b: b.numbers,
-    # Event number 0 wraps around to a number without a name, which becomes null.
+    # Type number 0 wraps around to a number without a name, which becomes null.
     "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),
     "at": lambda b: instants(b.rows["at_ms"]),
     "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),

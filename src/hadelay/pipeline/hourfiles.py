@@ -226,8 +226,9 @@ def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) 
 
 
 def find_damage(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
-    """Find the first damage of a file, or, for a .log, of the .idx that names its records; None if each part verifies.
-    Without checksums from a checkpoint, the .log may end in zeroes, and bytes behind its end are unknown."""
+    """Find the first damage of a file; for a .log, also of the .idx, whose entries refer to the records. None if
+    everything verifies. Without checksums from a checkpoint, the .log may end in zeroes, and bytes behind its end are
+    unknown."""
     if suffix == "dsp":
         return _in_events(store, files)
     index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)

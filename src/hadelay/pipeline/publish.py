@@ -142,7 +142,7 @@ def _cluster_time(client: Client) -> datetime | None:
 
 
 def _published_since(client: Client, since: datetime, ids: Iterable[str]) -> set[str]:
-    """Ids of the messages that were published at `since` or later."""
+    """The given ids whose messages were published at `since` or later."""
     found = set()
     for message_id in ids:
         with suppress(HadelayError):  # a message that cannot be looked up still counts as a duplicate

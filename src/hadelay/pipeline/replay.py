@@ -51,7 +51,8 @@ def _chosen(client: Client, options: ReplayOptions, summary: JobSummary) -> Iter
     """Lists of ids of matching dead letters, one list per redrive request; counts the letters in the summary."""
     ids = list[str]()
     most = min(_AT_ONCE, max(1, int(options.rate))) if options.rate else _AT_ONCE
-    # Redriving while listing skips no letter: redriven ones leave the list, others stay behind the cursor.
+    # Redriving while listing skips no dead letter: redriven letters leave the list, and the list's cursor has passed
+    # the others.
     for letter in client.dead(options.topic):
         summary["looked_at"] += 1
         if not _fits(letter, options):

@@ -40,7 +40,7 @@ class Entries(NamedTuple):
 
     topic: npt.NDArray[np.uint32]
     due_ms: npt.NDArray[np.int64]
-    #: Number of an entry's last event, which is its largest number; 0: no event.
+    #: Type number of an entry's last event, which is the largest type number of its events; 0: no event.
     last: npt.NDArray[np.uint8]
     #: Time of the consumer's answer, or of the grant if not `measured`, in Unix ms; -1: never handed out.
     handed_out_ms: npt.NDArray[np.int64]

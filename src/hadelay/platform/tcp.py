@@ -98,7 +98,8 @@ class _Link(asyncio.Protocol):
         self.network.links.discard(self)
         self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
-            # In TLS 1.3 the dialling side's handshake ends before the other side has checked its certificate.
+            # In TLS 1.3 the dialling side's handshake ends before the other side has checked its certificate. So an end
+            # before HELLO may mean that the certificate was refused.
             self.refused, self.retry_s = True, _RETRY_S[1]
             reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
             self.network.say_refused(self.dialled, reason, "tls")

@@ -1,4 +1,4 @@
-"""`hadelay work`: starts worker processes, starts them again, and gives back what a crashed one had.
+"""`hadelay work`: starts worker processes, starts them again, and has the messages of a crashed worker given back.
 
 A worker reports the leases that it has, so the worker that replaces a crashed one can give them back at once instead of
 when they run out.
