@@ -62,7 +62,7 @@ class GroupOfTopic(Document, Generic[At], frozen=True):
     group: str
     #: Number of the group's messages that wait behind its first messages.
     blocked: int
-    #: Earliest due time of the messages that wait although they are due; None: none of them is due yet.
+    #: Time since which the first waiting message is due; None: it is not due yet.
     since: At | None
     #: The first message of the group: id, state, number of hand-outs so far, and last error.
     message: str

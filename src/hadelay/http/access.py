@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 AccessDenied = TypeVar("AccessDenied", Unauthorized, Forbidden)
 
 _TOKEN = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{43}}")
-#: Host names as DNS has them, in ASCII, besides underscores.
+#: Pattern of host names: ASCII names as in DNS, and underscores.
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _BEARER = re.compile(r"bearer +(\S+) *", re.I)
 #: Limit of cached Authorization headers; each spelling of the header with a token is cached on its own.
 _MOST = 4_096
-#: Ports that browsers leave out of Host; and the port in a Host.
+#: Default ports, which browsers leave out of the Host header; and pattern of the port in a Host header.
 _DEFAULT_PORTS, _PORT = (80, 443), re.compile(r":\d+$")
 #: Longest interval between two checks for expired tokens, in seconds.
 _LOOK_S = 1.0
@@ -61,10 +61,11 @@ class Denials:
 
 
 def check_site(method: str, headers: Mapping[str, str], port: int) -> None:
-    """Raises Forbidden for a change that a web page of another site sends through a user's browser, which may reach
-    addresses that the page cannot, such as loopback. Browsers name the site in headers; other clients do not. port: at
-    which this node listens. Unless it is a default port, browsers name a port in Host: if none is there, a proxy has
-    dropped it, and only the names are compared. A proxy may name the browser's host in X-Forwarded-Host instead."""
+    """Raise Forbidden for a change that a web page of another site requests (cross-site request forgery): the user's
+    browser may reach addresses that the site cannot, such as loopback. Browsers name the page's site in headers; other
+    clients send no such headers. port: port at which this node listens. Unless it is a default port, browsers send it
+    in the Host header. If Host has no port then, a proxy has dropped it, and only the host names are compared. A proxy
+    may send the browser's host in X-Forwarded-Host instead."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
@@ -73,7 +74,8 @@ def check_site(method: str, headers: Mapping[str, str], port: int) -> None:
     else:
         host, (_, scheme, own) = headers.get("Host", "").lower(), (origin or "").lower().partition("://")
         dropped = port not in _DEFAULT_PORTS and not _PORT.search(host)
-        # No page can make a browser send X-Forwarded-Host: the browser would ask this node before, which says no.
+        # A page of another site cannot add X-Forwarded-Host: its browser would ask this node first (CORS preflight),
+        # which refuses.
         forwarded = headers.get("X-Forwarded-Host", "").lower().split(",")
         named = {host, *filter(None, map(str.strip, forwarded))}
         same = own in named or (dropped and _PORT.sub("", own) == host)
@@ -90,8 +92,8 @@ def check_site(method: str, headers: Mapping[str, str], port: int) -> None:
 
 class Hosts:
     """Checks Host headers, against DNS rebinding: an attacker's host name may resolve to this node's address, so that a
-    browser takes the attacker's page and this node for one site. Addresses in place of names are safe. Browsers add no
-    token by themselves, so with tokens names are checked only if `http.hosts` has some."""
+    browser takes the attacker's page and this node for one site. IP addresses need no check. Browsers send
+    no token by themselves, so a node that requires tokens checks names only if `http.hosts` has some."""
 
     def __init__(self, config: HttpConfig, *, tokens: bool) -> None:
         self._checks = bool(config.hosts) or not tokens
@@ -167,7 +169,7 @@ class Authenticator:
         if tokens is not self._tokens or (self._next_ms is not None and now_ms >= self._next_ms):
             living = [token for token in tokens.values() if token.holds(now_ms)]
             self._tokens, self._known = tokens, {}
-            # Keep expired tokens too: a request with an expired token gets a refusal that says so.
+            # Keep expired tokens too: the refusal of a request with an expired token says that the token has expired.
             self._by_hash = {token.hash: token for token in tokens.values()}
             self._has_admin = any(Rights(token.scopes).may("admin", None) for token in living)
             self._next_ms = min((t.expires_at_ms for t in living if t.expires_at_ms is not None), default=None)
@@ -210,7 +212,7 @@ class Authenticator:
 
     def _check_known(self) -> None:
         if not self.service.knows_tokens:
-            # Tokens may have been revoked while this node was down.
+            # Admit no token until the tokens are known: some may have been revoked while this node was down.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
 
     def _rights_of(self, token: Token | None) -> RequestRights:

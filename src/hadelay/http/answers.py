@@ -50,20 +50,21 @@ class Problem(msgspec.Struct):
     #: False if the request may or may not have had an effect: retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    #: In a conflict: state that forbids the operation. Of a message also partial: only some of its copies are changed;
-    #: and moved: the message is due at another time than the request expects.
-    #: Of a topic: pending (it has messages), scheduled (schedules publish to it), running (a subscription is filled).
+    #: For a conflict: the state that forbids the operation. Of a message also `partial`: only some of its copies were
+    #: changed; and `moved`: the message is not due at the time that the request expects. Of a topic: pending (it has
+    #: messages), scheduled (schedules publish to it), running (a subscription is being filled).
     outcome: (
         Literal[
             "pending", "leased", "acked", "cancelled", "expired", "dead", "partial", "moved", "scheduled", "running"
         ]
         | msgspec.UnsetType
     ) = msgspec.UNSET
-    #: With the outcome partial: outcome by topic and subscription.
+    #: With the outcome `partial`: outcome of each copy, by topic and subscription.
     outcomes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    #: With the outcome moved: the due time that the message has.
+    #: With the outcome `moved`: the present due time of the message.
     deliver_at: str | msgspec.UnsetType = msgspec.UNSET
-    #: Of a backfill that a limit stopped: number of occurrences that it made, and `from` of the next backfill.
+    #: For a backfill that stopped at a limit: number of occurrences that it made, and `from` of a backfill that
+    #: continues it.
     made: int | msgspec.UnsetType = msgspec.UNSET
     go_on: str | msgspec.UnsetType = msgspec.UNSET
     #: In a conflict over a client key: id of the message that has the key.
@@ -82,7 +83,7 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
 
 
 def as_page(error: HadelayError) -> Answer:
-    """The answer for an error as a page for a browser, without style or scripts."""
+    """Answer for an error as an HTML page, without style or scripts."""
     found = refusal(error)
     words = f"<h1>{escape(error.title)}</h1>\n<p>{escape(error.detail)}</p>"
     page = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{escape(error.title)}</title>\n{words}\n'
@@ -91,7 +92,8 @@ def as_page(error: HadelayError) -> Answer:
 
 
 def refusal(error: HadelayError) -> Answer:
-    """The answer for an error. Retry-After is rounded up to seconds: an early retry would be refused again."""
+    """Answer for an error as a problem document. Retry-After is rounded up to seconds: an early retry would be refused
+    again."""
     found = {"Content-Type": PROBLEM}
     if error.retry_after_ms is not None:
         found["Retry-After"] = str(-(-error.retry_after_ms // 1000))

@@ -65,7 +65,8 @@ class HttpServer(Context):
         for some in (ROUTES, more, doors):
             if some is not None:
                 routes.include(some)
-        #: Key and value of each address to listen at, with the heads of its requests, which know its routes.
+        #: Addresses to listen at: name of the setting, its value, and the parser of request heads, which knows the
+        #: address's routes.
         self._places: list[tuple[str, str, RequestHeads]] = []
         super().__init__(service, config, max_delay_ms, routes, tokens=tokens)
         self.heads = RequestHeads(self)
@@ -80,7 +81,7 @@ class HttpServer(Context):
         self._sockets = sockets
         self._listeners: list[HttpListener] = []
         self._servers: list[Server] = []
-        #: Address of `http.listen`, and that of `http.aws_listen`.
+        #: Address of `http.listen`, and address of `http.aws_listen`, each with the port that was assigned.
         self.address = self.aws_address = ""
 
     async def start(self) -> str:
@@ -130,16 +131,17 @@ class HttpServer(Context):
     def _destination(
         self, request: web.BaseRequest, route: Route, path: Mapping[str, str], chosen: int | None
     ) -> Destination | None:
-        """Where the request goes; None: it is answered here. Raises as ShardRouter.judge."""
+        """Shard to which the request is forwarded; None: this node answers it. Raises the errors of
+        ShardRouter.judge."""
         try:
             return self.router.judge(route, path, request.headers.get(SHARD), chosen)
         except Misdirected as error:
             if self.authenticator is not None and route.scope == OPEN:
-                del error.extra["nodes"]  # addresses are for callers with a token
+                del error.extra["nodes"]  # a caller without a token does not get the nodes' addresses
             raise
 
     async def handle(self, request: web.BaseRequest, routes: Routes, port: int) -> web.StreamResponse:
-        """Answer a request. routes: those that are served where the request came in, at `port`."""
+        """Answer a request. routes: routes of the address at which the request arrived. port: port of that address."""
         name, reservation = "none", Reservation(self.budget)
         limit = cast(Connection, request.protocol).limit
         answer: Any

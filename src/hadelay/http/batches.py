@@ -37,7 +37,8 @@ _MEMBERS = 32
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Number of bytes per unit of work where decoding is fast: in JSON batches up to _LIGHT, in items above _DECODE.
+#: Number of bytes that count as one unit of work where decoding is fast: in JSON batches up to _LIGHT, in items above
+#: _DECODE.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -139,7 +140,7 @@ def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
     decode, skim = (_decode_lines, _skim_lines) if lines else (_decode_json, _skim_json)
 
     def checked(data: bytes) -> list[Any]:
-        data.decode()  # msgspec does not check the UTF-8 of Raw fields
+        data.decode()  # check UTF-8 here: msgspec does not check it in Raw fields
         if data.count(b"{") > max_items:
             _check_count(len(skim(data)), max_items)
         return decode(data)
@@ -171,7 +172,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
 
 
 def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[Slice, None, HadelayError | None]:
-    """The refusal of a large item before it is decoded, or None."""
+    """Check a large JSON item before it is decoded: returns the error for it, or None."""
     if len(item) > largest:
         return TooLarge(f"an item has {len(item)} bytes; at most {largest} are allowed (derived from max_body_bytes)")
     if item.lstrip(_SPACE)[:1] != b"{":
@@ -299,7 +300,7 @@ def _msgpack(data: bytes, max_items: int) -> Slices:
 
 
 def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None, HadelayError | None]:
-    """The refusal of a large item before it is decoded, or None."""
+    """Check a large MessagePack item before it is decoded: returns the error for it, or None."""
 
     def check(members: int) -> None:
         if members > _MEMBERS:

@@ -15,14 +15,14 @@ ITEM = 256
 
 @dataclass
 class ByteBudget:
-    """Limit of the bytes of all arriving bodies of a node; bytes count until their request is answered."""
+    """Limit of the memory for request bodies in a node: the bytes of a body count until its request is answered."""
 
     at_most: int
     taken: int = 0
 
 
 class Reservation:
-    """Part of a ByteBudget that one request holds."""
+    """Part of a ByteBudget that is reserved for one request."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.taken = budget, 0

@@ -60,9 +60,10 @@ class Context:
         self.metrics = Metrics(service, self.denials.counts, self.turns, self.forwarder)
         self.log_limit, self.stalls = LogLimit(time.monotonic), Stalls()
         self.budget = ByteBudget(config.max_reading_bytes)
-        #: Receives and reads that wait at this node.
+        #: Number and limit of receives and reads that wait at this node.
         self.waiting = SharedCount(config.max_waiting, "receives wait", "ask another node, or try again later")
-        #: Those of them that wait at another shard: half of the connections to a node are left for other requests.
+        #: Number and limit of those requests that wait at other shards: half of the connections to a node stay free for
+        #: others.
         self.waiting_elsewhere = SharedCount(128, "requests wait at other shards", "ask a node of that shard")
         #: Number of client connections within the limits; spares, which exceed a limit, do not count.
         self.connections = 0
@@ -71,7 +72,7 @@ class Context:
         self._common: tuple[int, str | None, int | None, bytes] = (-1, None, None, b"")
 
     def forget_heads(self) -> None:
-        """Clear the caches of parsed heads: the tokens or the shard map have changed."""
+        """Clear the caches of parsed heads, because the tokens or the shard map have changed."""
 
     @property
     def draining(self) -> bool:
@@ -180,15 +181,15 @@ class Call:
 
     @property
     def router(self) -> ShardRouter | None:
-        """The router, if this request may concern other shards: not without a map, not for a request that another node
-        has forwarded, and not for one that names a shard."""
+        """The shard router, if the request may concern other shards. None without a shard map, for a request that
+        another node has forwarded, and for one that names a shard."""
         router = self.context.router
         if not router.several or SHARD in self.request.headers or self.chosen is not None:
             return None
         return router
 
     async def forward(self, to: Destination) -> Answer:
-        """Send the request to another shard as it is; returns the shard's answer. Raises HadelayError."""
+        """Forward the unchanged request to another shard; returns the shard's answer. Raises HadelayError."""
         config, route, wait_ms = self.context.config, self.route, getattr(self.query, "wait", None) or 0
         limit, name = route.max_bytes, "of this request"
         if route.raw_body:

@@ -20,14 +20,16 @@ routes = Routes()
 
 _PATH = "/v1/batches/{batch}"
 _ONE = {200: api.Batch[str]}
-#: Options of all routes: they check the token for the callback's topic, and a batch is of one shard.
+#: Options of all routes: the handlers check the token for the topic of the batch's callback, and with several shards a
+#: request must name the batch's shard.
 _OWN: Any = {"own_topics": True, "shards": of_one}
 #: Size limit of the body of a POST, in bytes: room for the callback's body in base64.
 _MAX_BYTES = 64 << 10
 
 
 async def _own(call: Call, scope: str) -> str:
-    """The batch's key in the path. Raises NotFound; Forbidden without this scope for the topic of its callback."""
+    """Get the batch's key from the path, and check access. Raises NotFound; Forbidden without this scope for the topic
+    of the batch's callback."""
     key = check_batch_key(call.path["batch"])
     call.access.need_of(scope, await call.service.batches.topic_of(key), "batch")
     return key
@@ -44,7 +46,7 @@ async def _own(call: Call, scope: str) -> str:
     **_OWN,
 )
 async def open_batch(call: Call) -> Answer:
-    """Open a batch; a repetition answers 200 with the batch as it is by now"""
+    """Open a batch; a repetition answers 200 with the present state of the batch"""
     document, callback = call.body, call.body.callback
     given = callback.body is not UNSET or callback.body_base64 is not UNSET
     limits, max_delay_ms = call.context.config, call.context.max_delay_ms
@@ -81,13 +83,13 @@ async def get_batch(call: Call) -> Answer:
 
 @routes.add("POST", _PATH + ":seal", body=Nothing, returns=_ONE, errors=(404,), scope="publish", **_OWN)
 async def seal_batch(call: Call) -> Answer:
-    """Let no further message join; the batch ends with its last member, at once if all are settled"""
+    """Seal a batch: no further message can join, and the batch ends once all members are settled"""
     return call.answer(await call.service.batches.seal(await _own(call, "publish")))
 
 
 @routes.add("POST", _PATH + ":cancel", body=Nothing, returns=_ONE, errors=(404,), scope="publish", **_OWN)
 async def cancel_batch(call: Call) -> Answer:
-    """Seal a batch, and begin to cancel its members that wait; leased ones go on"""
+    """Seal a batch, and begin to cancel its waiting members; leased members are not cancelled"""
     return call.answer(await call.service.batches.cancel(await _own(call, "publish")))
 
 

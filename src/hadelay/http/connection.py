@@ -1,12 +1,12 @@
-"""One client's connection: aiohttp's protocol, with a short way (fast path) for the most frequent requests.
+"""One client's connection: aiohttp's protocol, with a fast path for the most frequent requests.
 
 aiohttp's parsed head, two tasks, request and response objects cost four times as much as the rest of a publish. So a
 request that arrives whole is read here, and `RequestHeads` finds its head among recent ones. A publish's body becomes a
 draft, and the commit's callback writes the answer: no task, no future, no header map. Handlers of routes declared
 `short` (batches, receive, ack, one message) run in a task with the parsed head and the body.
 
-Only plain heads go the short way (a Host, no name twice, nothing that changes the framing); aiohttp reads all others.
-The two ways never overlap: the short way is open only while aiohttp's parser is between two requests and its handler
+Only plain heads take the fast path (a Host, no name twice, nothing that changes the framing); aiohttp reads all others.
+The two paths never overlap: the fast path is open only while aiohttp's parser is between two requests and its handler
 waits. Bytes that arrive during a request are buffered until it is answered, so the answers of pipelined requests
 keep the order.
 """
@@ -65,8 +65,8 @@ class Connection(Protocol):
         self._missing = -1 if limit else 0
         #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are buffered.
         self._busy = False
-        #: The request under way, if its client can give it up: the task of its route, or the request on its way to
-        #: another shard.
+        #: The request under way, if a disconnect of its client cancels it: the task of its route, or the request
+        #: forwarded to another shard.
         self._task: asyncio.Task[None] | Forwarding | None = None
         self._template: DraftTemplate
         self._buffered = b""

@@ -66,7 +66,7 @@ async def _receive(call: Call, topics: list[str]) -> Answer:
 async def hand_out(
     call: Call, access: RequestRights, ask: ReceiveRequest, elsewhere: Callable[[Leader], Awaitable[Answer]]
 ) -> Handed | Answer:
-    """Lease messages, if this node leads; else return what `elsewhere` answers about the leader."""
+    """Lease messages if this node leads; otherwise return the answer that `elsewhere` makes for the leader."""
     with call.context.waiting.one_more(access):
         to = call.context.router.of_topics(ask.topics, call.request.headers.get(SHARD))
         call.context.router.check(call.chosen, to)
@@ -169,11 +169,11 @@ def _text(payload: Any, content_type: str) -> Any:
 
 _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
 
-#: Options of the routes for leases. max_bytes: room for _MAX_LEASES tokens of 29 characters, with quotes and commas.
+#: Options of the routes for leases. max_bytes: enough for _MAX_LEASES tokens of 29 characters, with quotes and commas.
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 
-#: Options of the route of acks, whose results may be larger than its leases.
+#: Options of the ack route. Its bodies may be larger, because results may be larger than lease tokens.
 _ACKING: Any = {**_SETTLING, "max_bytes": 512 << 10}
 
 
@@ -215,7 +215,7 @@ async def nack(call: Call) -> Answer:
 
 @routes.add("POST", "/v1/leases:extend", body=consuming.Extend, returns={200: consuming.ExtendResults}, **_SETTLING)
 async def extend(call: Call) -> Answer:
-    """Extend leases: from now on, for the given time"""
+    """Extend leases: they end the given time from now"""
     progress = call.body.progress or ""
     if len(progress.encode()) > MAX_REASON:
         raise BadRequest(f"progress: at most {MAX_REASON} bytes")

@@ -37,7 +37,8 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def refuse_underscore(name: bytes) -> None:
-    """Raises BadRequest for Hadelay_Delay and the like, which would else be ignored. name: in lower case."""
+    """Raises BadRequest for a header such as Hadelay_Delay, which has underscores in place of hyphens and would be
+    ignored. name: in lower case."""
     if b"_" in name and (name.startswith(b"hadelay_") or name == b"idempotency_key"):
         given = name.decode("latin-1").title()[:SHOWN]
         raise BadRequest(f"header {given}: write it with hyphens: {given.replace('_', '-')}")

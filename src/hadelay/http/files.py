@@ -41,7 +41,7 @@ async def patrol(call: Call) -> Answer:
 
 @routes.add("POST", "/v1/patrol", returns={202: Patrol})
 async def patrol_now(call: Call) -> Answer:
-    """Compare all files of this node with their checksums now; done once `rounds` is this answer's `wanted`"""
+    """Compare all files of this node with their checksums now; complete once `rounds` reaches the answer's `wanted`"""
     return call.answer(call.service.files.patrol(now=True), 202)
 
 
@@ -93,7 +93,7 @@ class RangeNotSatisfiable(HadelayError):
 
 
 def _range(header: str | None, length: int) -> tuple[int, int]:
-    """[start, end) of the one requested range; any other header means the whole file, as RFC 9110 says."""
+    """Range [start, end) of a Range header with a single range; any other header means the whole file (RFC 9110)."""
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match[0] == "bytes=-":
         return 0, length
@@ -131,5 +131,5 @@ async def release_snapshot(call: Call) -> Answer:
 
 @routes.add("GET", "/v1/names", returns={200: Names}, errors=(503,), scope="read")
 async def names(call: Call) -> Answer:
-    """Numbers of topics, consumers and nodes in the files"""
+    """Names of topics, consumers and nodes, with the numbers that the files have in place of them"""
     return call.answer(await call.service.files.names())

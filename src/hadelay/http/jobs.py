@@ -30,7 +30,7 @@ _OWN: Any = {"own_topics": True}
 
 
 class _Began(msgspec.Struct):
-    """Order of jobs in a list."""
+    """Members of a job that order a list of jobs."""
 
     began_at: str
     id: int
@@ -40,7 +40,8 @@ _ROWS = merging.Rows("jobs", _Began, lambda job: (job.began_at, job.id))
 
 
 async def _of_pattern(call: Call) -> Answer:
-    """A request about the messages that a filter selects, sent to the one shard that may have their topics."""
+    """Send a request about the messages of a filter to the one shard that may own their topics. Raises Impossible if
+    several shards may."""
     router, pattern = call.router, call.body.filter.topic
     assert router is not None
     shards = router.reach(pattern)
@@ -111,7 +112,7 @@ async def list_jobs(call: Call) -> Answer:
 
 @routes.add("GET", _ONE, query=ReadQuery, returns=_JOB, errors=(404, 503), scope="read", **_OWN)
 async def get_job(call: Call) -> Answer:
-    """A job, how far it is, and what it did"""
+    """A job with its progress and its counts"""
     job = await call.service.jobs.get_job(_number(call), stale=call.query.stale)
     call.access.need_of("read", job.filter.topic, "job")
     return call.answer(job)

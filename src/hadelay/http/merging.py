@@ -1,11 +1,11 @@
-"""Requests that concern all shards: each shard answers the request as it is, and the answers become one.
+"""Requests that concern all shards: each shard gets the whole request, and the answers are merged into one.
 
-    merged(…)   a list: rows of all shards; one that does not answer fails the request, or is named in `missing`
+    merged(…)   a list: rows of all shards; a shard that does not answer fails the request, or is named in `missing`
     wherever    a name that one of the shards knows: that shard's answer
     in_all      a change that each shard may carry out: done once all shards have done it
     of_one      refused until the request names a shard
 
-A route names one of them (`Route.shards`). Shards check the token each for itself.
+A route names one of these functions (`Route.shards`). Each shard checks the token itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hadelay.http.answers import Answer
 from hadelay.http.call import Call
 from hadelay.http.parts import all_parts, ask_shard, failure_of_all
 
-#: Limit of rows whose order is decoded before other requests have their turn.
+#: Limit of rows that are decoded for sorting before other requests have their turn.
 _ROWS_AT_ONCE = 500
 #: Members of each shard's list, by shard; their values are still encoded, in the form that the client accepts.
 Lists = dict[int, dict[str, msgspec.Raw]]
-#: Makes the members of the whole list.
+#: Function that merges the shards' lists: returns the members of the merged document.
 Combine = Callable[[Call, Lists], Awaitable[dict[str, Any]]]
 Over = Callable[[Call], Awaitable[Answer]]
 
 
 async def ask_all(call: Call, more: str = "") -> dict[int, Answer | HadelayError]:
-    """Ask each shard of the map, this one included: shard → its answer, or its error. more: an option for the query of
-    the requests to other shards, such as cursors=true; it replaces the client's own."""
+    """Send the request to each shard of the map, this one included: shard → its answer, or its error. more: an option
+    for the query of the requests to other shards, such as cursors=true; it replaces the client's own."""
     router = call.router
     assert router is not None
     assert router.here is not None
@@ -50,7 +50,7 @@ async def ask_all(call: Call, more: str = "") -> dict[int, Answer | HadelayError
 
 
 def _with_option(target: str, option: str) -> str:
-    """A path and query with this option, which replaces all of its name."""
+    """Add an option to the query of a path; it replaces options of the same name."""
     path, _, query = target.partition("?")
     name = option.partition("=")[0]
     pairs = [pair for pair in query.split("&") if pair and unquote_plus(pair.partition("=")[0]) != name]
@@ -66,11 +66,12 @@ async def _here(call: Call, shard: int) -> Answer:
         raise
 
 
-# --- lists
+# --- lists over all shards
 
 
 def merged(combine: Combine, more: str = "") -> Over:
-    """A list over all shards. combine: makes one list of theirs. more: option for the query of other shards."""
+    """Make a route's function for a list over all shards. combine: merges the shards' lists. more: option for the query
+    to other shards."""
 
     async def answer(call: Call) -> Answer:
         lists, missing = await _lists(call, more)
@@ -81,8 +82,8 @@ def merged(combine: Combine, more: str = "") -> Over:
 
 
 async def _lists(call: Call, more: str) -> tuple[Lists, list[int]]:
-    """(lists by shard, shards without an answer). Raises the refusal of this shard, and the error of any shard unless a
-    partial list will do."""
+    """(lists by shard, shards without an answer). Raises the error of this shard if a retry cannot help, and the error
+    of any shard unless the query accepts a partial list."""
     found, lists, errors = await ask_all(call, more), Lists(), dict[int, HadelayError]()
     for shard, one in found.items():
         try:
@@ -110,14 +111,15 @@ def _decoded(call: Call, shard: int, answer: Answer | HadelayError) -> dict[str,
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of lists. member: of the document, with the rows. kind: the members of a row that its order needs."""
+    """Merges the rows of the shards' lists. member: name of the document's member that has the rows. kind: type of a
+    row, with only the members that sorting needs. order: sort key of such a row."""
 
     member: str
     kind: type
     order: Callable[[Any], Any]
 
     async def of(self, call: Call, lists: Lists) -> list[tuple[Any, msgspec.Raw]]:
-        """(order, encoded row) of all rows, sorted."""
+        """All rows, sorted: (sort key, encoded row)."""
         found = list[tuple[Any, msgspec.Raw]]()
         for one in lists.values():
             rows = call.decode(one[self.member], list[msgspec.Raw])
@@ -128,7 +130,7 @@ class Rows:
         return found
 
     def whole(self, most: int | None = None) -> Combine:
-        """Combines lists without pages. most: limit of rows."""
+        """Make a Combine for lists without pages. most: limit of rows."""
 
         async def combine(call: Call, lists: Lists) -> dict[str, Any]:
             return {self.member: [row for _, row in (await self.of(call, lists))[:most]]}
@@ -137,7 +139,7 @@ class Rows:
 
 
 class _Placed(NamedTuple):
-    """A row of a page. position: of its cursor, by which pages are sorted."""
+    """A row of a page. position: of the row's cursor; pages are sorted by position."""
 
     position: bytes
     cursor: str
@@ -145,10 +147,10 @@ class _Placed(NamedTuple):
 
 
 def page(rows: Iterable[tuple[str, msgspec.Raw]], lists: Lists, call: Call, position: Callable[[str], bytes]) -> Page:
-    """A page of all shards, made of a page of each. A cursor is a position in the order of the list, which means the
-    same in each shard: the page ends where the first page of a shard ends that another one follows. Rows of equal
-    position stay on one page, even beyond its limit: the cursor behind one of them is behind all. rows: (cursor behind
-    the row, row). position: of a cursor."""
+    """Merge one page of each shard into a page over all shards. A cursor is a position in the order of the list, and
+    means the same in each shard. The merged page ends where the first of the pages ends that are not the last of their
+    shard. Rows of equal position stay on one page, even beyond its limit: the cursor behind one of them is behind all.
+    rows: (cursor behind the row, encoded row). position: makes the position of a cursor."""
     ends = [str(cursor) for one in lists.values() if (cursor := call.decode(one["cursor"], object)) is not None]
     end = min(ends, key=position, default=None)
     placed = sorted((_Placed(position(cursor), cursor, row) for cursor, row in rows), key=itemgetter(0))
@@ -172,12 +174,12 @@ class Page(NamedTuple):
     cursor: str | None
 
 
-# --- names, and changes
+# --- names that one shard knows, and changes in all shards
 
 
 async def wherever(call: Call) -> Answer:
-    """The answer of the shard that knows the name in the path. All are asked, because no map says which one it is; the
-    others answer 404."""
+    """Answer of the shard that knows the name in the path. All shards are asked, because the shard map does not tell
+    which one knows it; the others answer 404."""
     found = await ask_all(call)
     answers = {shard: one for shard, one in found.items() if isinstance(one, Answer)}
     if len(answers) > 1:
@@ -188,17 +190,18 @@ async def wherever(call: Call) -> Answer:
     if not found and call.router is not None and call.router.here is not None:
         found = {call.router.here: own[call.router.here]}
     errors = [one for one in found.values() if isinstance(one, HadelayError)]
-    # A refusal is of the shard that has the name. Without one, the shard without an answer may have it.
+    # A final refusal comes from the shard that has the name, so it goes first. If there is none, the shard that did not
+    # answer may have the name.
     raise min(errors, key=lambda error: (error.retryable, error.outcome_known))
 
 
 def in_several(shards: Iterable[int]) -> Conflict:
-    """The refusal of a request for a name that several shards have."""
+    """Error for a request for a name that several shards have."""
     return Conflict(f"shards {', '.join(map(str, shards))} have this name: choose one with ?shard=")
 
 
 async def in_all(call: Call) -> Answer:
-    """A change that does nothing in shards that know nothing of it. Repeating it is harmless."""
+    """Make a change in all shards. Shards that do not know the name change nothing, and a repetition is harmless."""
     found = list((await ask_all(call)).values())
     if (error := failure_of_all(found)) is not None:
         raise error
@@ -206,7 +209,7 @@ async def in_all(call: Call) -> Answer:
 
 
 async def at(call: Call, owner: int | None) -> Answer:
-    """The answer of one shard. owner: None for this one."""
+    """Answer of one shard. owner: the shard; None for this one."""
     if owner is None:
         return await call.route.handler(call)  # type: ignore[no-any-return]
     assert call.router is not None
@@ -214,7 +217,7 @@ async def at(call: Call, owner: int | None) -> Answer:
 
 
 async def of_one(call: Call) -> NoReturn:
-    """Refuses a request of one shard that does not say of which."""
+    """Refuse a request that concerns a single shard but does not name it."""
     assert call.router is not None
     what = "is of one shard, and there are several: name a shard of the map with ?shard="
     raise Impossible(f"{call.route.method} {call.route.path} {what} ({call.router.all})")

@@ -34,7 +34,7 @@ _READ: Any = {
 }  # fmt: skip
 _CANCEL: Any = {"returns": {200: api.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
 _MOVE: Any = {"returns": {200: api.Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
-#: Options of routes that check the token for the message's topic, because the path names none.
+#: Options of routes whose path names no topic: their handlers check the token for the message's topic.
 _OWN: Any = {"own_topics": True}
 
 
@@ -43,7 +43,7 @@ _LONGEST_KEY = 1 << 10
 
 
 async def _changed(call: Call) -> Target:
-    """The message that a request changes. Raises Forbidden if the token may not publish to the message's topic."""
+    """Get the message that a request changes. Raises Forbidden if the token may not publish to the message's topic."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         found = await call.service.messages.describe(target, body=False, stale=False)
@@ -80,7 +80,7 @@ async def get_message(call: Call) -> Answer:
     need_read(call.access, message.topic)
     try:
         return call.answer(message)
-    except OverflowError:  # the result has an integer beyond 64 bits, for which MessagePack has no form
+    except OverflowError:  # MessagePack has no integers beyond 64 bits, and the result has one: answer with a float
         result = json.loads(msgspec.json.encode(message.result), parse_int=_number)
         return call.answer(msgspec.structs.replace(message, result=result))
 
@@ -116,7 +116,7 @@ async def reschedule_message(call: Call) -> Answer:
 
 @routes.add("POST", _ID + ":deliver-now", body=Nothing, **_MOVE, **_OWN)
 async def deliver_now(call: Call) -> Answer:
-    """Make a message due at once; a message that is due keeps its place"""
+    """Make a message due at once; a message that is due already keeps its position"""
     return await _reschedule(call, 0, True)
 
 
@@ -142,7 +142,8 @@ async def _page_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
 
 
 def _position(cursor: str) -> bytes:
-    """Place of a cursor in the order of a list; cursors of one list are alike behind it."""
+    """Position of a cursor in the order of its list: without the CRC of the query, which all cursors of a list
+    share."""
     return _packed(cursor)[:-4]
 
 
@@ -176,7 +177,8 @@ async def list_all_messages(call: Call) -> Answer:
 
 
 async def _list(call: Call, topics: str | Callable[[str], bool], asked: object) -> Answer:
-    """A page of a list. asked: what names the topics in the cursor, so that it fits this list alone."""
+    """A page of a list. asked: identifies the topics of the list; a part of the cursor's CRC, so that the cursor fits
+    no other list."""
     query, limits = call.query, call.context.config
     start = 0 if query.from_ is None else int(query.from_)
     end = LARGEST_MS if query.to is None else int(query.to)
@@ -188,7 +190,7 @@ async def _list(call: Call, topics: str | Callable[[str], bool], asked: object) 
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
     ask = ListRequest(states, start, end, tags, after, check_limit(query.limit), retrying=retrying)
     found, behind = await call.service.messages.list_with_keys(topics, ask, stale=query.stale)
-    # This may be the part of this shard.
+    # With several shards, the answer may be this shard's part of a merged list, which needs the cursors.
     wants_cursors = getattr(query, "cursors", False) or call.router is not None
     cursors = tuple(_encode(key, question) for key, _ in found) if wants_cursors else ()
     cursor = None if behind is None else _encode(behind, question)

@@ -57,11 +57,11 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
     "Accept-Body": {"enum": ["text"]},
 }
-#: Types of request bodies that their routes decode themselves.
+#: Operation → type of its request body, for operations whose routes decode the body themselves.
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
 #: Operation that returns an id → operations that take this id.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
-#: Other forms of request bodies are described here: generators of clients know JSON and bytes alone.
+#: The text describes the other forms of request bodies, because generators of clients know only JSON and bytes.
 _DESCRIPTION = (
     "Every request body in JSON may also be MessagePack (`Content-Type: application/msgpack`), and a batch also lines "
     "of JSON (`application/x-ndjson`). The payload of a publish has any media type, which its consumers get."
@@ -134,7 +134,8 @@ def _optional(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    """All subclasses in hadelay/api; the client has subclasses of these, some with the same names."""
+    """All subclasses in hadelay/api. Subclasses of these in the client are left out, because some have the same
+    names."""
     for one in kind.__subclasses__():
         if one.__module__.startswith("hadelay.api."):
             yield one
@@ -217,7 +218,7 @@ def _response(status: int) -> dict[str, Any]:
 
 
 def _header_schema(name: str) -> dict[str, Any]:
-    """Schema of an option of a publish in a header: that of its text in a query."""
+    """Schema of a publish option in a header: the same as of its text in a query."""
     if name.endswith("*"):
         return {"type": "string", "pattern": "^[!-~]{0,1024}$"}
     shape = MEMBERS[PublishQuery].get(name[8:].lower().replace("-", "_"), {})
@@ -227,7 +228,8 @@ def _header_schema(name: str) -> dict[str, Any]:
 
 
 def _path_schema(route: Route, name: str) -> dict[str, Any]:
-    """Schema of a path parameter. A subscription is no topic to publish to, and has no subscriptions."""
+    """Schema of a path parameter. A subscription's name is excluded in publishes and in routes about subscriptions of a
+    topic."""
     only_topics = name == "topic" and (route.name == "publish" or "{subscription}" in route.path)
     return {"pattern": "^[A-Za-z0-9._-]{1,128}$"} if only_topics else _PATH_SCHEMAS[name]
 
@@ -271,7 +273,7 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """Schema of an optional member that is never null: without null and default."""
+    """Schema of an optional member that is never null: removes null and the default."""
     bare = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     return bare | (options[0] if len(options) == 1 else {"anyOf": options} if options else {})

@@ -1,4 +1,4 @@
-"""Options of a publish: headers and query of a single one, fields of a batch item.
+"""Options of a publish: headers and query of a single publish, and fields of a batch item.
 
 A single publish becomes a `DraftTemplate`, which has all but the body. It depends on the bytes of the head alone, so
 requestheads.py caches those of recent heads, and most publishes parse nothing.
@@ -32,9 +32,9 @@ from hadelay.rules.publishing import (
 from hadelay.settings.node import HttpConfig
 
 _RAW = msgspec.json.Decoder(msgspec.Raw)
-#: Prefixes of headers that have a name of their own behind the prefix.
+#: Prefixes of headers that carry a named field: the field's name follows the prefix.
 _META, _FORWARD = b"hadelay-meta-", b"hadelay-forward-"
-#: Headers that set an option of a publish, besides the standard headers.
+#: Headers that set an option of a publish, without the standard headers.
 HEADERS = tuple(header for header in publishoptions.HEADERS.values() if header.startswith("Hadelay-"))
 _KNOWN_QUERY = PublishQuery.__struct_fields__
 #: Query options that few publishes have.

@@ -1,4 +1,4 @@
-"""Requests of which parts belong to several shards: leases, and batches of messages.
+"""Requests with parts that belong to several shards: settling leases, and publishing batches of messages.
 
 Each part goes to its own shard, all at once, with the client's headers: its token, and its Idempotency-Key. A repeated
 request is divided alike, because a topic stays in its shard, so each shard sees its own part again under the same key.
@@ -25,18 +25,18 @@ from hadelay.http.forwarding.heads import forward_head
 from hadelay.http.sharding import KEYED, UNKNOWN, ShardRouter
 
 T = TypeVar("T")
-#: Outcome of a lease that a shard does not know, or not any more.
+#: Outcome of a lease that a shard does not know, or no longer knows.
 _LOST = "lease_lost"
-#: Headers of the whole request that a part has of its own.
+#: Headers that a part does not take from the client's request, but sets itself.
 _OF_THE_WHOLE = frozenset((b"accept", b"content-type"))
 
 
 async def ask_shard(
     call: Call, to: Destination, *, method: str = "", target: str = "", part: tuple[bytes, str] | None = None
 ) -> Answer:
-    """Send a request to a shard with the client's headers; returns the answer. method, target: default: as the client
-    sent them. part: (body, media type) in place of the client's body; the answer is JSON then. Raises HadelayError,
-    also for a refusal."""
+    """Send a request to a shard with the client's headers; returns the answer. method, target: replace those of the
+    client's request. part: (body, media type), replaces the client's body; the answer is then JSON. Raises
+    HadelayError, also if the shard refuses the request."""
     fields, body = call.request.raw_headers, call.data or b""
     if part is not None:
         body, kind = part
@@ -64,7 +64,8 @@ async def ask_part(call: Call, to: Destination, body: bytes, kind: str, document
 
 
 async def all_parts(parts: Iterable[Awaitable[T]]) -> list[T | HadelayError]:
-    """Results of all parts, each an error if the part failed. Cancelling gives up all of them."""
+    """Wait for all parts of a request: results in their order, an error in place of each failed part. Cancelling
+    cancels all parts."""
     found = await asyncio.gather(*parts, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException) and not isinstance(one, HadelayError):
@@ -73,7 +74,8 @@ async def all_parts(parts: Iterable[Awaitable[T]]) -> list[T | HadelayError]:
 
 
 def failure_of_all(found: Sequence[object]) -> HadelayError | None:
-    """The error of a request that is done only if each part is done; None if all are. An unknown outcome goes first."""
+    """Error of a request that succeeds only if all its parts do; None if all did. An unknown outcome takes
+    precedence."""
     errors = [one for one in found if isinstance(one, HadelayError)]
     if not errors:
         return None
@@ -83,7 +85,7 @@ def failure_of_all(found: Sequence[object]) -> HadelayError | None:
     return OutcomeUnknown(f"a part of the request is done, and another part is not: {first.detail}")
 
 
-# --- leases
+# --- settling leases
 
 
 class _Result(msgspec.Struct):
@@ -96,7 +98,8 @@ class _Results(msgspec.Struct):
 
 async def settle(call: Call, router: ShardRouter, here: Callable[[list[int]], Awaitable[list[str]]]) -> list[str]:
     """Ack, nack or extend leases at the shards that issued them; returns the outcome of each lease. here: settles the
-    leases at these positions at this shard. Raises the error of a part: repeating the request is harmless."""
+    leases at the given positions in this shard. Raises the error of a failed part; the client may repeat the whole
+    request."""
     leases: list[str] = call.body.leases
     shares: dict[int | None, list[int]] = {}
     for place, lease in enumerate(leases):
@@ -111,8 +114,8 @@ async def settle(call: Call, router: ShardRouter, here: Callable[[list[int]], Aw
         return [result.outcome for result in answer.results]
 
     async def anywhere(places: list[int]) -> list[str]:
-        """Of leases with a number that the map does not have: one of the shards may have been restored, and has a new
-        number that is not in the map yet. All are asked, and only the issuer knows such a lease."""
+        """Settle leases whose group number is not in the shard map: a restored shard has a new number, which the map
+        may not have yet. All shards are asked, and only the issuer knows such a lease."""
         found = await all_parts(elsewhere(to.shard, places) for to in router.others())
         answers = [some for some in found if not isinstance(some, HadelayError)] or [[_LOST] * len(places)]
         outcomes = [next((one for one in of_one if one != _LOST), _LOST) for of_one in zip(*answers, strict=True)]
@@ -137,7 +140,8 @@ async def settle(call: Call, router: ShardRouter, here: Callable[[list[int]], Aw
 
 
 def _part_of_leases(data: bytes, kind: str, leases: list[str], places: list[int]) -> bytes:
-    """The request's body with the leases at these positions alone, and their results. Other values stay as sent."""
+    """Body of a part: the leases at the given positions, and their results. Other members stay as the client sent
+    them."""
     form: Any = msgspec.msgpack if kind == MSGPACK else msgspec.json
     document: dict[str, Any] = form.decode(data, type=dict[str, msgspec.Raw])
     document["leases"] = [leases[place] for place in places]
@@ -147,7 +151,7 @@ def _part_of_leases(data: bytes, kind: str, leases: list[str], places: list[int]
     return form.encode(document)  # type: ignore[no-any-return]
 
 
-# --- batches
+# --- publishing batches
 
 
 class Division:
@@ -158,11 +162,12 @@ class Division:
         self._call, self._router = call, router
         self._msgpack = call.media_type in MSGPACK_NAMES
         self._owners: dict[str, int | None] = {}
-        #: Positions of the items of this shard; and of each other shard, with the encoded items.
+        #: Positions of the items for this shard. And for each other shard: positions of its items, and the encoded
+        #: items.
         self.here: list[int] = []
         self.elsewhere: dict[int, tuple[list[int], list[bytes]]] = {}
         self.total = 0
-        #: Batch with a callback that items join → the owners of these items' topics.
+        #: Key of a batch that items join (option `batch`) → owners of these items' topics.
         self._joined: dict[str, set[int | None]] = {}
 
     def take(self, items: list[Any]) -> list[Any]:
@@ -194,7 +199,7 @@ class Division:
         return msgspec.msgpack.encode(found) if self._msgpack else msgspec.json.encode(found)
 
     def check(self) -> None:
-        """Raise Impossible for items that join one batch in several shards: nothing of the request is stored then."""
+        """Raise Impossible if items for several shards join the same batch. Then nothing of the request is stored."""
         for name, owners in self._joined.items():
             if len(owners) > 1:
                 raise Impossible(
@@ -210,8 +215,8 @@ class Division:
         return self._router.destination(*self.elsewhere)
 
     async def publish(self, here: Callable[[], Awaitable[list[BatchResult[str]]]]) -> list[BatchResult[str]]:
-        """Publish each part in its shard; returns the results of all items. here: publishes the part of this shard. The
-        items of a part that failed have its error. Raises the error if no part is done."""
+        """Publish each part in its shard; returns the results of all items. here: publishes the part for this shard.
+        Items of a failed part have its error as result. Raises the error if all parts failed."""
         parts = list(self.elsewhere.items())
         asking: list[Awaitable[list[BatchResult[str]]]] = [self._part(shard, *part) for shard, part in parts]
         all_places = [places for _, (places, _) in parts]
@@ -242,7 +247,7 @@ class Division:
 
 
 def _is_absent(name: str, value: Any) -> bool:
-    """Whether a batch item lacks the member. A payload may be null."""
+    """Whether a batch item lacks the member. A null `body` is a payload, so it is not absent."""
     if value is msgspec.UNSET or (isinstance(value, msgspec.Raw) and not bytes(value)):
         return True
     return value is None and name != "body"

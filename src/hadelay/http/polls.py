@@ -33,7 +33,7 @@ class Polls:
         self.draining = False
 
     async def run(self, poll: Coroutine[Any, Any, T], again: str = _RECEIVE_AGAIN) -> T:
-        """Await the poll. again: what to do when the node stops."""
+        """Await the poll. again: advice to the client, for the error if the node stops."""
         if self.draining:
             poll.close()
             raise self._gone(again)
@@ -61,13 +61,14 @@ class Polls:
 
 
 class Relay:
-    """Forwards polls to the leader. full: tells whether no socket is left for another poll."""
+    """Relays polls to the leader for clients that cannot follow a redirect. full: tells whether no socket is left for
+    another poll."""
 
     def __init__(self, config: HttpConfig, tls: Certificates | None, node: str) -> None:
         """node: name of this node, which the leader learns from the header Via."""
         self._config, self._tls, self._node = config, tls, node
         self.full: Callable[[], bool] = lambda: False
-        #: URLs to which redirects of other nodes are followed.
+        #: Function that returns the URLs to which redirects of other nodes may lead.
         self.known: Callable[[], Container[str]] = lambda: ()
         #: Number of polls that wait for the leader's answer, each on its own connection.
         self.count = 0
@@ -84,9 +85,9 @@ class Relay:
         *,
         names: Iterable[str] = _RELAYED,
     ) -> Answer:
-        """Send a poll to the leader, and return the leader's answer. path: without the query, which asks a node to
-        relay: a node that is no leader then answers with a redirect, which is followed to a `known` URL. The client's
-        token goes nowhere else."""
+        """Send a poll to the leader, and return the leader's answer. path: without the query, in which the client asked
+        for a relay, so that a node that does not lead answers with a redirect. Redirects are followed to `known` URLs
+        only, because the client's token goes with the poll."""
         if self.full():
             raise Overloaded(
                 "this node has no free socket to relay the receive: ask the leader itself",

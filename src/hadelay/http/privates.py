@@ -12,7 +12,8 @@ from aiohttp.web_protocol import RequestHandler
 
 
 class Server(web.Server):
-    """aiohttp's low-level server. `options`: arguments to create the handlers of connections, of our own class."""
+    """aiohttp's low-level server. `options`: arguments to create the protocol of a connection, which is a class of our
+    own."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Any], **options: Any) -> None:
         super().__init__(handler, handler_cancellation=True, **options)
@@ -40,15 +41,15 @@ class Protocol(RequestHandler):
         return waiter is not None and not waiter.done() and not self._messages and not self._paused
 
     def is_about_to_wait(self) -> bool:
-        """Whether the handler has not begun yet, or has just answered. Bytes that a client sends with its connect, or
-        at once after an answer, arrive before the handler waits for them."""
+        """Whether the handler has not begun yet, or has just answered. Bytes that a client sends right after
+        connecting, or right after an answer, arrive before the handler waits for them."""
         return self._waiter is None and not (self._request_in_progress or self._messages or self._paused)
 
     def has_begun(self) -> bool:
         return self._waiter is not None
 
     def begin_request(self) -> None:
-        """Mark a request as under way that is answered without aiohttp's handler."""
+        """Mark a request as under way; it is answered without aiohttp's handler."""
         self._request_in_progress = True
 
     def end_request(self) -> None:

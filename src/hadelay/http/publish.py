@@ -83,7 +83,7 @@ async def publish_batch(call: Call) -> Answer:
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
     built, turns, router = _Drafts(call), call.context.turns, call.router
     if call.chosen is not None:
-        router = call.context.router  # which refuses messages of another shard than the chosen one
+        router = call.context.router  # divide the batch to refuse messages of other shards than the chosen one
     division = None if router is None else parts.Division(call, router)
     for some in slices(data, call.media_type, limits.max_batch_items, limits.max_body_bytes):
         built.add(some.items if division is None else division.take(some.items))
@@ -101,7 +101,7 @@ async def publish_batch(call: Call) -> Answer:
 
 
 async def _publish_divided(call: Call, division: parts.Division, built: "_Drafts", key: bytes | None) -> Answer:
-    """Publish a batch whose messages belong to several shards, or to another one."""
+    """Publish a batch with messages for several shards, or for one other shard."""
     division.check()
     for shard in division.elsewhere:
         call.context.router.check(call.chosen, call.context.router.destination(shard))

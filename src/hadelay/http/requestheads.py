@@ -23,9 +23,9 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
 _SHARD = b"hadelay-shard"
-#: Headers whose values rarely repeat.
+#: Headers whose values rarely repeat, so heads with them are not cached.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent", b"x-amz-date", b"amz-sdk-invocation-id"))
-#: Path parameters that identify a message; such paths rarely repeat.
+#: Path parameters that identify a message; such paths rarely repeat, so heads with them are not cached.
 _OWN_PATH = frozenset(("id", "key"))
 #: Headers that change where a body ends, or that only aiohttp checks: requests with such a header go to aiohttp.
 _AIOHTTP_ONLY = frozenset(
@@ -62,7 +62,7 @@ class Fields:
 
 
 class ShortRequest(NamedTuple):
-    """A request without its body, for a route that answers without aiohttp."""
+    """A request, without its body, for a route that is answered without aiohttp."""
 
     route: Route
     path: dict[str, str]
@@ -72,7 +72,7 @@ class ShortRequest(NamedTuple):
 
 
 class KnownHead(NamedTuple):
-    """A parsed request head. Remembered only as long as the request's token is valid."""
+    """A parsed request head. It is cached only as long as the request's token is valid."""
 
     body_bytes: int
     #: The request of the head; None if it is invalid or its route has no fast path: then aiohttp handles it.
@@ -135,7 +135,8 @@ class RequestHeads:
 
     def _comes_again(self, asks: DraftTemplate | ShortRequest | Forwarded | None) -> bool:
         if asks is None:
-            # A node that requires tokens caches no heads for clients without a token.
+            # Cache a head that the fast path cannot answer only if the node requires no tokens, so that clients without
+            # a token cannot fill the cache.
             return self.context.authenticator is None
         if isinstance(asks, Forwarded):
             return asks.again
@@ -185,7 +186,7 @@ class RequestHeads:
             access = self.context.admit(route, found, fields.authorization)
             to = self.context.router.judge(route, found, fields.forwarded)
             if to is not None:
-                # A request that waits needs a task, which ends when this node stops.
+                # Leave a request that waits to aiohttp: it needs a task, which ends when this node stops.
                 again = _OWN_PATH.isdisjoint(found)
                 return None if getattr(decoded, "wait", None) else self._forwarded(line, fields, route, to, again)
         except HadelayError:

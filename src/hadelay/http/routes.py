@@ -55,7 +55,7 @@ class Route:
     own_topics: bool = False
     #: False: a page for browsers, which is no part of the API and its description.
     described: bool = True
-    #: With several shards, answers a request that names none (http/merging.py); None: the handler does.
+    #: With several shards: answers a request that names no shard (http/merging.py); None: the handler answers it.
     shards: Handler | None = None
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
@@ -93,7 +93,8 @@ class Routes:
             self._static.setdefault(route.path, {})[route.method] = route
             return
         parts = re.split(r"\{(\w+)\}", route.path)
-        # In a path, a colon begins a verb, except in a key and in a group, which may have any text.
+        # In a path, a colon begins a verb, as in `:deliver-now`. Only keys and groups may contain a colon, because they
+        # may have any text.
         text = "".join(
             f"(?P<{p}>[^/{'' if p in ('key', 'group') else ':'}]*)" if n % 2 else re.escape(p)
             for n, p in enumerate(parts)

@@ -33,7 +33,7 @@ def _name(call: Call) -> str:
 
 
 class _Named(msgspec.Struct):
-    """Order of schedules in a list; a name is also the cursor behind its schedule."""
+    """Member of a schedule that orders a list of schedules: its name, which is also the cursor behind it."""
 
     schedule: str
 
@@ -47,8 +47,8 @@ async def _page_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
 
 
 async def _put_at_owner(call: Call) -> Answer:
-    """Set a schedule in the shard of its topic. Its name must be free in all other shards, or the message would be
-    published twice."""
+    """Set a schedule in the shard of its topic. No other shard may have a schedule of this name, or both would publish
+    the message."""
     router, name, topic = call.router, _name(call), call.body.topic
     assert router is not None
     call.access.need("publish", check_new_topic(topic, call.context.config.max_topic_bytes))
@@ -64,8 +64,8 @@ async def _put_at_owner(call: Call) -> Answer:
 
 
 async def _looked_up(call: Call, but: int | None = None) -> dict[int, object]:
-    """Shard → anything if it has the schedule, or an error: NotFound if it does not, and Forbidden if it has the
-    schedule, and the token lacks the right to change it. but: shard that is not asked."""
+    """Ask the shards for the schedule: shard → a result if it has the schedule, or an error. NotFound: it does not have
+    the schedule; Forbidden: it has, but the token may not change the schedule. but: shard that is not asked."""
     router = call.router
     assert router is not None
     path = f"/v1/schedules/{quote(_name(call), safe='')}/topic"
@@ -77,20 +77,20 @@ async def _looked_up(call: Call, but: int | None = None) -> dict[int, object]:
 
 
 async def _change_in_one(call: Call) -> Answer:
-    """A change in the one shard that has the schedule. A look-up goes before, or two shards that have the name would
-    both make the change."""
+    """Make a change in the one shard that has the schedule. All shards are looked up first: if two had the name, both
+    would make the change."""
     having = [shard for shard, one in (await _looked_up(call)).items() if not isinstance(one, HadelayError)]
     if len(having) > 1:
         raise merging.in_several(having)
     if not having:
-        # The request may be the repetition of one that a shard remembers under its Idempotency-Key.
+        # No shard has the schedule, but one may remember the outcome of an earlier request under its Idempotency-Key.
         return await merging.wherever(call)
     assert call.router is not None
     return await merging.at(call, None if having[0] == call.router.here else having[0])
 
 
 async def _delete_in_all(call: Call) -> Answer:
-    """Delete the schedule in all shards; in none if one of them refuses."""
+    """Delete the schedule in all shards; in no shard if one of them refuses."""
     for one in (await _looked_up(call)).values():
         if isinstance(one, HadelayError) and not isinstance(one, NotFound) and not one.retryable and one.outcome_known:
             raise one
@@ -98,7 +98,8 @@ async def _delete_in_all(call: Call) -> Answer:
 
 
 async def _own(call: Call, scope: str = "publish") -> str:
-    """The schedule's name in the path. Raises NotFound; Forbidden without this scope for its topic."""
+    """Get the schedule's name from the path, and check access. Raises NotFound; Forbidden without this scope for the
+    schedule's topic."""
     name = _name(call)
     if not await _exists(call, name, scope):
         raise NotFound(f"there is no schedule {name!r}")
@@ -106,7 +107,7 @@ async def _own(call: Call, scope: str = "publish") -> str:
 
 
 async def _exists(call: Call, name: str, scope: str = "publish") -> bool:
-    """Whether there is a schedule of this name. Raises Forbidden without this scope for its topic."""
+    """Whether there is a schedule of this name. Raises Forbidden without this scope for the schedule's topic."""
     topic = await call.service.schedules.topic_of(name)
     if topic is not None:
         call.access.need_of(scope, topic, "schedule")
@@ -269,7 +270,7 @@ async def trigger_schedule(call: Call) -> Answer:
     shards=_change_in_one,
 )
 async def backfill_schedule(call: Call) -> Answer:
-    """Make the occurrences of a past range, also those made before, due now"""
+    """Make the occurrences of a past range, due now, even if they were made before"""
     key, name, start, end = _key(call), _name(call), int(call.body.from_), int(call.body.to)
     exists = await _may_run(call, name, key)
     if end <= start:
@@ -278,8 +279,8 @@ async def backfill_schedule(call: Call) -> Answer:
 
 
 async def _may_run(call: Call, name: str, key: bytes | None) -> bool:
-    """Whether the schedule exists. Raises NotFound if not; but with a key, the cluster must remember that answer, and
-    may remember another. Raises Forbidden."""
+    """Whether the schedule exists. Raises Forbidden; NotFound for a missing schedule only if the request has no
+    Idempotency-Key: with a key, apply must refuse, because the cluster remembers answers under their keys."""
     return await _exists(call, name) if key is not None else bool(await _own(call))
 
 
@@ -300,7 +301,7 @@ def _key(call: Call) -> bytes | None:
     own_topics=True,
 )
 async def preview_schedule(call: Call) -> Answer:
-    """The next times of a schedule that need not exist, in words, and what clock changes do to it"""
+    """The next times of a schedule that need not be stored, its times in words, and effects of clock changes"""
     document = call.body
     if not 1 <= document.count <= _MAX_PREVIEW:
         raise BadRequest(f"count: 1 to {_MAX_PREVIEW}, not {document.count}")

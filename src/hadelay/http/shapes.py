@@ -1,4 +1,5 @@
-"""What the checks of requests accept, as JSON Schema: ranges, lengths, patterns, and members that exclude each other.
+"""JSON Schemas of the values that the checks of requests accept: ranges, lengths, patterns, and members that exclude
+each other.
 
 The types in api/ say which members there are. The checks behind them are in several layers, down to apply; a test sends
 the limits of each schema here to a node, and a node must take them.
@@ -37,13 +38,15 @@ Schema = dict[str, Any]
 
 _MS, _S, _M, _H, _D = 1, 1_000, 60_000, 3_600_000, 86_400_000
 _UNITS = (("ms", _MS), ("s", _S), ("m", _M), ("h", _H), ("d", _D))
-#: Two units of a duration such as 1h30m; the second number has a limit of its own.
+#: Two units of a duration such as 1h30m: the larger unit → the smaller unit, and the pattern of the smaller unit's
+#: number.
 _PAIRS = {"d": ("h", "(1?[0-9]|2[0-3])"), "h": ("m", "[1-5]?[0-9]"), "m": ("s", "[1-5]?[0-9]")}
 
 
 def _numbers(least: int, most: int) -> str:
-    """Pattern of the whole numbers from `least`, 0 or more, to `most`. Few words rather than all numbers: of a high
-    limit only numbers with fewer digits; of a low one only from the next power of ten on."""
+    """Pattern of the whole numbers from `least`, 0 or more, to `most`. To be short, the pattern leaves out numbers at
+    high limits: from 1,000 on, it allows only numbers with fewer digits than `most`; above 1, it begins at the next
+    power of ten."""
     if most >= 1_000:
         most = 10 ** (len(str(most)) - 1) - 1
     if least > 1:
@@ -55,7 +58,7 @@ def _numbers(least: int, most: int) -> str:
     if shorter >= first:
         parts.append(f"[1-9][0-9]{{{first - 1},{shorter - 1}}}")
     if shorter < size:
-        # Numbers with as many digits as the limit: equal digits in front, then a lower one, then any.
+        # Numbers with as many digits as the limit: equal digits in front, then a lower digit, then any digits.
         for n, digit in enumerate(digits):
             low, high = 0 if n else 1, int(digit) - (n < size - 1)
             if low <= high:
@@ -114,12 +117,12 @@ def _but(schema: Schema, *refused: str) -> Schema:
 
 
 def _excluding(*pairs: tuple[str, str]) -> Schema:
-    """Schema: no two of these members are given together."""
+    """Schema that refuses two of these members together."""
     return {"not": {"anyOf": [{"required": list(pair)} for pair in pairs]}}
 
 
-#: Schemas of a topic's name that a request may publish to, of a topic's name or a pattern of names, and of a tag. Their
-#: characters need no percent-encoding in a URL.
+#: Schemas of the name of a topic to publish to, of the name of any topic or subscription, of a name or a pattern of
+#: names, and of a tag. None of their characters needs percent-encoding in a URL.
 _TOPIC = _but({"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"}, ".", "..")
 _ANY_TOPIC: Schema = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}(~[A-Za-z0-9._-]{1,126})?$"}
 _TOPICS: Schema = {"pattern": "^[A-Za-z0-9._*-]{1,128}$"}
@@ -344,7 +347,7 @@ _HELP: dict[type, dict[str, str]] = {
 }
 
 
-#: Keywords of JSON Schema → types that they are about.
+#: Keywords of JSON Schema → types of values to which they apply.
 _ABOUT = {
     **dict.fromkeys(("pattern", "minLength", "maxLength"), ("string",)),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum"), ("integer", "number")),
@@ -354,7 +357,8 @@ _ABOUT = {
 
 
 def _narrow(found: Schema, shape: Schema) -> None:
-    """Add a shape to the schema of a member, or to those of its alternatives that the shape is about."""
+    """Add a shape to the schema of a member. If the schema has alternatives, add the shape to those of the types to
+    which its keywords apply."""
     options = found.get("anyOf", ())
     if "anyOf" in shape:
         found |= shape | {"anyOf": [*shape["anyOf"], *(one for one in options if one == {"type": "null"})]}
@@ -366,7 +370,7 @@ def _narrow(found: Schema, shape: Schema) -> None:
 
 
 def members(kind: type, schema: Schema) -> None:
-    """Add what the checks accept to the schema of a query or body."""
+    """Narrow the schema of a query or body to what the checks accept, and add descriptions of the members."""
     alone = TOGETHER.get(kind, {})
     schema |= alone
     for name, shape in MEMBERS.get(kind, {}).items():

@@ -1,4 +1,4 @@
-"""Which requests belong to another shard, by the shard map that this node has applied (docs/spec/shards.md).
+"""Finds the shard to which a request belongs, by the shard map that this node has applied (docs/spec/shards.md).
 
 A request belongs to the owner of the topic in its path, or to the shard that issued the id or numbered the job in its
 path. Without a map, and while this cluster is no shard of its map, every request is answered here: apply refuses what
@@ -20,7 +20,8 @@ from hadelay.model import unpack_id
 from hadelay.server.service.shards import ShardService
 from hadelay.settings.shardmap import Shards, job_of
 
-#: Routes that wait at the leader of the topics' shard: they redirect there instead of being forwarded.
+#: Routes that wait at the leader of the topics' shard: the client is redirected there, and the request is not
+#: forwarded.
 _REDIRECTED = frozenset(("receive", "receive_topics"))
 #: Routes whose outcome is remembered under an Idempotency-Key, so that a forwarded request may be repeated.
 KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_schedule"))
@@ -28,13 +29,14 @@ KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_sch
 _MAX_OWNERS = 4_096
 #: Variables of a path that name a topic, a message or a job.
 _NAMING = frozenset(("topic", "id", "job"))
-#: In place of a shard: the map names none, as for leases of a shard that was restored and is not in the map yet.
+#: Stands for a shard that the map does not name, such as the issuer of a lease that was restored and is not in the map
+#: yet.
 UNKNOWN = -1
 
 
 class Forwarded(NamedTuple):
-    """A request of a client that is sent to another shard as it is. route: its name. again: whether requests with the
-    same head may come again."""
+    """A client's request that is forwarded unchanged to another shard. route: name of its route. again: whether more
+    requests with the same head are expected, so that the head is cached."""
 
     to: Destination
     head: ForwardHead
@@ -42,7 +44,7 @@ class Forwarded(NamedTuple):
     again: bool = True
 
     def adding(self, name: bytes, value: bytes) -> Forwarded:
-        """The request with one header more."""
+        """Copy of the request with one more header."""
         head = self.head
         lines = b"%b%b: %b\r\n" % (head.lines, name, value)
         keyed = name == b"Idempotency-Key" and self.route in KEYED
@@ -50,22 +52,23 @@ class Forwarded(NamedTuple):
 
 
 class ShardRouter:
-    """view: the map of this node. forget: clears the caches that depend on the map."""
+    """Decides which shard answers a request. view: has the shard map of this node. forget: clears the caches that
+    depend on the map."""
 
     def __init__(self, view: ShardService, forget: Callable[[], None]) -> None:
         self.view, self._forget = view, forget
         self.known: Shards = view.known
-        #: Index of this shard in the map; None: without a map, or not in the map.
+        #: Index of this shard in the shard map; None without a map, or if this cluster is not in the map.
         self.here: int | None = None
-        #: Whether the map has other shards.
+        #: Whether the shard map has shards besides this one.
         self.several = False
-        #: The owner of each topic that requests named, as `owner` returns it; and the shards that were asked for.
+        #: Topic → its owner, as `owner` returns it, for topics in recent requests. And shard → its destination.
         self._owners: dict[str, int | None] = {}
         self._destinations: dict[int, Destination] = {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the map that this node has applied; all caches that depend on the map are cleared. Call this once
+        """Take over the shard map that this node has applied, and clear all caches that depend on it. Call this once
         `view.replica.ledger.shards` is not `known`."""
         self.known = self.view.known
         self._owners, self._destinations = {}, {}
@@ -86,7 +89,7 @@ class ShardRouter:
         return found
 
     def known_shard(self, shard: int) -> Destination | None:
-        """Another shard of the map; None if the map has no such shard."""
+        """Destination of another shard; None if the map has no such shard, and for this shard."""
         self.look()
         current = self.known.current
         return None if current is None or shard == self.here or shard not in current.shards else self.destination(shard)
@@ -97,7 +100,8 @@ class ShardRouter:
         return set() if current is None else {url for one in current.shards.values() for url in one.nodes.values()}
 
     def owner(self, topic: str) -> int | None:
-        """The shard that owns a topic; None for this one, and for a name that is too long, which is refused here."""
+        """The shard that owns a topic; None for this shard, and for a name that is too long, which this shard
+        refuses."""
         if self.here is None or self.known.current is None or len(topic) > LONGEST_TOPIC:
             return None
         if topic in self._owners:
@@ -114,15 +118,16 @@ class ShardRouter:
         return self.known.current.reach(pattern)
 
     def issuer(self, group: int) -> int | None:
-        """The shard that issued ids and leases with this group number; None for this one, or for no shard."""
+        """The shard that issued ids and leases with this group number; None for this shard, and for an unknown
+        number."""
         if self.here is None or self.known.current is None:
             return None
         issuer = self.known.current.issuer(group)
         return None if issuer == self.here else issuer
 
     def choose(self, query: str) -> tuple[int | None, str]:
-        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown
-        one, and in a cluster that is no shard: it must not carry out what is meant for another."""
+        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown shard.
+        Also raises it if this cluster is no shard of its map: the request may be meant for another cluster."""
         if "shard=" not in query:
             return None, query
         current, pairs = self.known.current, query.split("&")
@@ -137,7 +142,7 @@ class ShardRouter:
 
     @property
     def all(self) -> str:
-        """The shards of the map, in words."""
+        """Indexes of the map's shards, as text for errors."""
         return ", ".join(map(str, self.known.current.shards if self.known.current is not None else ()))
 
     def others(self) -> list[Destination]:
@@ -148,9 +153,9 @@ class ShardRouter:
     def judge(
         self, route: Route, path: Mapping[str, str], forwarded: str | None, chosen: int | None = None
     ) -> Destination | None:
-        """Where a request goes; None: it is answered here. forwarded: its Hadelay-Shard header. chosen: the shard that
-        the query names; BadRequest if the topic, id or job in the path belongs to another one. Raises Misdirected for a
-        forwarded request that belongs to another shard."""
+        """Shard to which a request is forwarded; None: this node answers it. forwarded: the request's Hadelay-Shard
+        header. chosen: the shard that the query names; BadRequest if the topic, id or job in the path belongs to
+        another shard. Raises Misdirected for a forwarded request that belongs to another shard."""
         if forwarded is None and (self.here is None or route.name in _REDIRECTED or not route.described):
             return None
         to = self.of(path, forwarded)
@@ -161,13 +166,13 @@ class ShardRouter:
         return self.destination(chosen)
 
     def check(self, chosen: int | None, to: Destination | None) -> None:
-        """Raise BadRequest if the query names a shard, and what the request is about belongs to another one: to `to`,
-        or to this shard (None)."""
+        """Raise BadRequest if the query names the shard `chosen`, but the request's topic, id or job belongs to another
+        shard. to: the shard that it belongs to; None: this one."""
         owner = self.here if to is None else to.shard
         if chosen is not None and owner is not None and chosen != owner:
             raise BadRequest(
-                f"this belongs to shard {owner}, and the request names shard {chosen}: leave the shard out (?shard=, "
-                "--shard, HADELAY_SHARD, or shard= of the client)"
+                f"the topic, id or job belongs to shard {owner}, and the request names shard {chosen}: leave the "
+                "shard out (?shard=, --shard, HADELAY_SHARD, or shard= of the client)"
             )
 
     def of(self, path: Mapping[str, str], forwarded: str | None) -> Destination | None:
@@ -202,8 +207,8 @@ class ShardRouter:
         return Misdirected(what, shard=shard, map_version=to.version, nodes=to.urls)
 
     def of_lease(self, lease: str) -> int | None:
-        """The shard that issued a lease; None for this one, and for what is no lease. UNKNOWN: no shard of the map has
-        the lease's group number, or this cluster is no shard of the map."""
+        """The shard that issued a lease; None for this shard, and for text that is no lease. UNKNOWN: no shard of the
+        map has the lease's group number, or this cluster is no shard of the map."""
         current, number = self.known.current, group_of(lease)
         if current is None or number is None or number == self.view.group:
             return None

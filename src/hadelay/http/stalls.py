@@ -15,8 +15,8 @@ _BEAT_S = 0.1
 #: which it is refused after a stall. Shorter than limits.commit_timeout_ms, for which a node keeps requests that it has
 #: read; longer than a busy machine or a slow sync holds the loop.
 _STALLED_S = 5.0
-#: Time after a stall, in seconds, for which requests may still have arrived before the stall ended: connections that
-#: wait to be accepted, and bytes behind other bytes.
+#: Time after a stall, in seconds, in which a node may still read requests that arrived before the stall ended: on
+#: connections that wait to be accepted, or behind other bytes.
 _AFTERWARDS_S = 30.0
 #: In struct tcp_info of Linux: offset and size of tcpi_last_data_recv, the ms since the last data arrived.
 _LAST_DATA, _SIZE = 52, 4
@@ -38,7 +38,7 @@ class Stalls:
             self._timer.cancel()
 
     def _look(self) -> bool:
-        """Whether a stall has ended not long ago."""
+        """Whether a stall has ended within the last _AFTERWARDS_S."""
         now = time.monotonic()
         if self._timer is not None and now - self._beat > _STALLED_S:
             self._until = now + _AFTERWARDS_S

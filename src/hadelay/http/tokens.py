@@ -46,7 +46,8 @@ async def create_token(call: Call) -> Answer:
 
 
 def _aws_key(document: CreateToken, secret: str | None) -> bytes | None:
-    """The secret access key of a new token. secret: None for a copy of another shard's token, with the key of that."""
+    """The secret access key of a new token; None without one. secret: the token's secret; None for a copy of another
+    shard's token, which gets the key from the request."""
     if secret is not None:
         if document.aws_key is not None:
             raise BadRequest("aws_key: is that of a token of another shard: give the token's hash, too")
@@ -67,7 +68,8 @@ def _digest(member: str, text: str | None) -> bytes:
 
 
 async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes, key: bytes | None) -> tuple[int, ...]:
-    """Create the token in all other shards; returns the shards that missed it. A shard that has it already did not."""
+    """Create the token in all other shards; returns the shards that do not have it. A shard that had the token before
+    is not among them."""
     form: Any = msgspec.msgpack if call.media_type in MSGPACK_NAMES else msgspec.json
     document = {**form.decode(call.data or b"", type=dict[str, Any]), "hash": digest.hex()}
     document["aws_key"] = None if key is None else key.hex()
@@ -79,7 +81,8 @@ async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes, key:
 
 
 async def _tokens_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
-    """Each token once, with the shards that do not know it. Tokens of one secret and other scopes are others."""
+    """List each token once, with the shards that do not know it. Tokens with the same secret but other scopes are
+    different tokens."""
     found = dict[tuple[str, str, tuple[str, ...]], tuple[TokenOut, set[int]]]()
     for shard, one in lists.items():
         for token in call.decode(one["tokens"], list[TokenOut]):
@@ -90,7 +93,8 @@ async def _tokens_of_all(call: Call, lists: merging.Lists) -> dict[str, Any]:
 
 
 async def _tokens(call: Call) -> Answer:
-    """The tokens of all shards; with hashes, of the asked shard alone, since they are copied from shard to shard."""
+    """List the tokens of all shards. With `hashes`, list those of this shard alone, because hashes serve to copy tokens
+    from shard to shard."""
     return await (merging.at(call, None) if call.query.hashes else _MERGED(call))
 
 
@@ -117,7 +121,7 @@ async def revoke_token(call: Call) -> Answer:
         return NOTHING
     others = [parts.ask_part(call, to, b"", JSON, type(None)) for to in router.others()]
     found = await parts.all_parts([call.service.access.revoke_token(token_id, call.actor), *others])
-    # A shard that does not have the token any more is done, unless none has it.
+    # The token is revoked if some shards had it, although others do not know it (any more).
     if all(isinstance(one, NotFound) for one in found):
         raise NotFound(f"there is no token {token_id}")
     error = parts.failure_of_all([None if isinstance(one, NotFound) else one for one in found])
@@ -127,7 +131,8 @@ async def revoke_token(call: Call) -> Answer:
 
 
 def _out(call: Call, token: Token, secret: str | None = None, *, copied: bool = False) -> TokenOut:
-    """secret: of a new token. copied: whether to show what another shard needs to have the token, too."""
+    """A token as an answer shows it. secret: secret of a new token. copied: whether to show the hash and the secret
+    access key, with which another shard can create the token."""
     return TokenOut(
         id=token.id,
         name=token.name,

@@ -38,13 +38,13 @@ routes = Routes()
 
 
 class _Named(msgspec.Struct):
-    """Order of topics in a list."""
+    """Member of a topic that orders a list of topics."""
 
     topic: str
 
 
 class _Waiting(msgspec.Struct):
-    """Order of message groups in a list: the longest wait first, then most blocked messages."""
+    """Members of a message group that order a list of groups: the longest wait first, then most blocked messages."""
 
     since: str | None
     blocked: int
@@ -90,7 +90,8 @@ _FINE_MS = 2 * 3_600_000
 async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
     name = check_topic_to_set(call.path["topic"], call.context.config.max_topic_bytes)
-    # Creating a subscription gives access to all messages of its topic: this takes rights to the topic, too.
+    # Creating a subscription gives access to all messages of its topic, so the token needs the scope `admin` for the
+    # topic.
     subscribes = call.access.may("admin", name.partition(SEPARATOR)[0])
     return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor, subscribes=subscribes))
 
@@ -104,7 +105,7 @@ _SUBSCRIPTION = _SUBSCRIPTIONS + "/{subscription}"
 
 
 def _subscription(call: Call) -> str:
-    """Name of the subscription as a topic."""
+    """Name of the topic that is the subscription, such as orders~billing."""
     name = f"{call.topic}{SEPARATOR}{call.path['subscription']}"
     return check_topic(name, call.context.config.max_topic_bytes)
 
@@ -149,8 +150,8 @@ async def resume_topic(call: Call) -> Answer:
 
 
 async def _change(call: Call, config: dict[str, Any]) -> Answer:
-    """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic. A topic that
-    is deleted between the look and the change is made anew, empty."""
+    """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic. If the topic
+    is deleted between the check and the change, the change creates it again, empty."""
     name, door = call.topic, call.service.topics
     await door.get_topic(name, stale=False)
     return call.answer(await door.put_topic(name, config, call.actor, subscribes=False))

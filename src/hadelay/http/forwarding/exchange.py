@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Size limits, in bytes: of the head of an answer, and of its body. Nodes keep an answer in memory, too.
+#: Size limits, in bytes, of an answer's head and of its body. An answer is kept in memory until all of it has arrived.
 _MAX_HEAD, MAX_BODY = 16 << 10, 256 << 20
 _BEGIN = b"HTTP/1.1 "
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) [\x20-\x7e\x80-\xff]*\r\n")
@@ -22,7 +22,7 @@ _NO_CONTENT, _NOT_MODIFIED = 204, 304
 
 
 class Odd(Exception):
-    """The bytes are no answer to the request. The connection must be closed."""
+    """The received bytes are no valid answer to the request. The connection must be closed."""
 
 
 class TooLong(Odd):
@@ -40,11 +40,11 @@ class WholeAnswer(NamedTuple):
 
 
 class State(Enum):
-    #: No request is under way, and the next one may be sent.
+    #: No request is under way: the next request may be sent.
     IDLE = 0
-    #: A request is sent, and its answer has not arrived as a whole.
+    #: A request was sent, and its answer has not arrived completely.
     ASKED = 1
-    #: Nothing may be sent any more.
+    #: The connection has ended: nothing may be sent any more.
     ENDED = 2
 
 
@@ -55,23 +55,23 @@ class Exchange:
 
     def __init__(self) -> None:
         self.state = State.IDLE
-        #: Bytes of a head that has not arrived as a whole.
+        #: Bytes of an answer's head that has not arrived completely.
         self._head = b""
-        #: Status, fields and bytes of the head; None until it has arrived.
+        #: Status, header fields and bytes of the answer's head; None until the head has arrived.
         self._seen: tuple[int, dict[bytes, bytes], bytes] | None = None
-        #: Pieces of the body so far, and number of bytes that are missing.
+        #: Pieces of the answer's body so far, and number of bytes that are missing.
         self._pieces: list[bytes] = []
         self._missing = 0
         self._keep = False
 
     def begin(self) -> None:
-        """A request is sent, which is no HEAD: its answer has the body that its head says."""
+        """Note that a request was sent. It must not be a HEAD: the answer's body must be as long as its head says."""
         assert self.state is State.IDLE, "a connection carries one request at a time"
         self.state = State.ASKED
         self._head, self._seen, self._pieces = b"", None, []
 
     def end(self) -> None:
-        """The connection is closed, or its request is given up."""
+        """Note that the connection is closed, or that its request was abandoned."""
         self.state = State.ENDED
 
     def feed(self, data: bytes) -> WholeAnswer | None:
@@ -110,7 +110,8 @@ class Exchange:
         return WholeAnswer(*self._seen, b"".join(self._pieces))
 
     def _parse(self, head: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
-        """Status, fields by name in lower case, and lines to pass on. head: up to the last line's end."""
+        """Parse an answer's head: status, header fields by name in lower case, and header lines to pass on. head: bytes
+        up to the end of the last header line."""
         # Parse the head without its Location, the only header in which answers to publishes differ: `_parsed` caches
         # heads, and Location does not concern the connection.
         own = _LOCATION.search(head)
@@ -125,7 +126,8 @@ class Exchange:
 
 
 class _Parsed(NamedTuple):
-    """A head. keep: whether the connection may carry another request. length: number of bytes of the body."""
+    """A parsed head of an answer. keep: whether the connection may carry another request. length: number of bytes of
+    the body."""
 
     status: int
     fields: dict[bytes, bytes]
@@ -136,7 +138,7 @@ class _Parsed(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _parsed(head: bytes) -> _Parsed:
-    """Raises Odd."""
+    """Parse the head of an answer, without its Location. Raises Odd."""
     line = _STATUS.match(head)
     if line is None:
         raise Odd("the status line of the answer is malformed")
@@ -158,7 +160,7 @@ def _parsed(head: bytes) -> _Parsed:
 
 
 def _length(status: int, fields: dict[bytes, bytes]) -> int:
-    """Number of bytes of the body. Raises Odd."""
+    """Number of bytes of an answer's body. Raises Odd."""
     given = fields.get(b"content-length")
     if not fields.keys().isdisjoint(_REFRAMING) or status == _NOT_MODIFIED:
         raise Odd("the answer has another framing than Content-Length")
@@ -174,6 +176,6 @@ def _length(status: int, fields: dict[bytes, bytes]) -> int:
     return length
 
 
-#: Headers of one connection, which are not passed on; and headers that would end a body in another way.
+#: Headers that concern one connection, and are not passed on; and headers by which a body would end in another way.
 _CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection"))
 _REFRAMING = frozenset((b"transfer-encoding", b"upgrade", b"trailer"))

@@ -1,4 +1,4 @@
-"""Sends a request to a node of the shard that owns its topic, and says what came of it.
+"""Sends a request to a node of the shard that owns its topic, and decides the outcome for the client.
 
     nothing was sent                    the next node of the shard; 503 after the last one
     sent, but no whole answer           once more on a fresh connection if the request may be repeated; then 504
@@ -35,13 +35,14 @@ from hadelay.settings.node import HttpConfig
 #: Time for which a node that could not be reached is asked last, in seconds; and limit of such nodes.
 _AVOID_S, _MOST_AVOIDED = 1.0, 1_024
 _RETRY_MS = 200
-#: Base URL of a node, as a shard map may have it.
+#: Pattern of the base URL of a node, as a shard map may have it.
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
-#: Age of a shard's leader, in seconds, up to which a client is sent there without asking the shard again.
+#: Age of the knowledge about a shard's leader, in seconds, up to which a client is redirected without asking the shard
+#: again.
 _FRESH_S = 1.0
-#: Header of forwarded answers: URL of the shard's leader, which clients may ask themselves from now on.
+#: Header of forwarded answers: URL of the shard's leader, to which the client may send later requests directly.
 DIRECT = "Hadelay-Direct"
-#: A request that every node answers, with a header that names its leader.
+#: Request to find a shard's leader: every node answers it, with a header that names its leader.
 _PROBE = ForwardHead("GET", b"GET /livez HTTP/1.1\r\n", b"", repeatable=True)
 #: Headers of an answer that are written anew for the client's connection.
 _HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"content-length"))
@@ -51,7 +52,7 @@ Done = Callable[[WholeAnswer | None, HadelayError | None], None]
 
 
 class Destination(NamedTuple):
-    """A shard, and its nodes: name → URL. version: of the map that says so."""
+    """A shard, and its nodes: name → URL. version: of the shard map that names these nodes."""
 
     shard: int
     version: int
@@ -74,12 +75,12 @@ class _Item(msgspec.Struct):
 
 
 class _Items(msgspec.Struct):
-    """Part of the answer of a batch."""
+    """The part of a batch publish's answer that is needed here."""
 
     results: list[_Item] = []
 
 
-#: Types of errors of a batch's items that are not remembered under its key.
+#: Types of errors of batch items that nodes do not remember under the batch's Idempotency-Key.
 _PASSING = frozenset((OtherShard.type, Forbidden.type))
 
 
@@ -97,15 +98,16 @@ class Forwarder:
     def __init__(self, config: HttpConfig, tls: Certificates | None, node: str, full: Callable[[], bool]) -> None:
         self.node, self._tls, self._full = node, tls, full
         self.answer_s, self._connect_s = config.io_timeout_ms / 1000, config.no_leader_wait_ms / 1000
-        #: Nodes of a shard by the map of this node; None for a shard that is not in it.
+        #: Function: shard → its nodes by this node's shard map; None for a shard that is not in the map.
         self.known: Callable[[int], Destination | None] = lambda shard: None
-        #: Made at the first request: a node without a shard map never opens it.
+        #: Pool of connections, made at the first request: a node without a shard map never opens it.
         self._pool: Pool | None = None
-        #: Leader of each shard, as its answers name it.
+        #: Shard → its leader, as the shard's answers name it.
         self._leaders: dict[int, _Seen] = {}
-        #: URLs of a shard's nodes, its leader first, with the addresses of the map that they are made from.
+        #: (shard, leader) → addresses in the shard map, and URLs of the shard's nodes made from these, the leader
+        #: first.
         self._orders: dict[tuple[int, str | None], tuple[Mapping[str, str] | None, tuple[str, ...]]] = {}
-        #: URLs of nodes that could not be reached, each with the time until which it is asked last.
+        #: URL of a node that could not be reached → time until which this node is asked last.
         self._avoided: dict[str, float] = {}
         #: Counts for /metrics: requests by outcome (answered, repeated, unreachable, unknown).
         self.counts = {"answered": 0, "repeated": 0, "unreachable": 0, "unknown": 0}
@@ -122,7 +124,7 @@ class Forwarder:
         return forwarding
 
     async def answer(self, to: Destination, head: ForwardHead, body: bytes) -> Answer:
-        """Forward a request, and wait for the answer; cancelling this gives the request up. Raises HadelayError."""
+        """Forward a request, and wait for the answer; cancelling this abandons the request. Raises HadelayError."""
         found: asyncio.Future[WholeAnswer] = asyncio.get_running_loop().create_future()
 
         def done(answer: WholeAnswer | None, error: HadelayError | None) -> None:
@@ -150,13 +152,13 @@ class Forwarder:
         return Answer(whole.status, headers, whole.body)
 
     def direct_line(self, to: Destination) -> bytes:
-        """Header line of an answer that names the shard's leader to the client; empty if it is not known."""
+        """Header line of an answer that names the shard's leader to the client; empty if the leader is not known."""
         url = self.leader_url(to)
         return b"" if url is None else _direct_line(url)
 
     async def find_leader(self, to: Destination) -> Leader:
-        """The leader of a shard, as an answer named it within the last second, for a client that is sent there. Asks a
-        node of the shard if no answer did. Raises NoLeader."""
+        """The leader of a shard, to redirect a client to it: as an answer of the shard named it within the last second,
+        otherwise by asking a node of the shard. Raises NoLeader."""
         seen = self._leaders.get(to.shard)
         if seen is None or seen.at < time.monotonic() - _FRESH_S or seen.name not in to.urls:
             await self.answer(to, _PROBE, b"")
@@ -178,8 +180,8 @@ class Forwarder:
         return None if url is None or (self._tls is not None and not url.startswith("https:")) else url
 
     def nodes(self, to: Destination) -> list[str]:
-        """URLs of the shard's nodes in the order in which they are asked: the leader, the node of this node's name,
-        which is often on this machine, the others; last those that could not be reached just now."""
+        """URLs of the shard's nodes in the order in which they are asked: the leader; the node with the name of this
+        node, which is often on the same machine; other nodes; and last, nodes that could not be reached lately."""
         seen = self._leaders.get(to.shard)
         leader = None if seen is None else seen.name
         of, urls = self._orders.get((to.shard, leader), (None, ()))
@@ -191,7 +193,7 @@ class Forwarder:
         return sorted(urls, key=lambda url: self._avoided.get(url, 0.0) > now) if self._avoided else list(urls)
 
     def avoid(self, to: Destination, url: str) -> None:
-        """A node could not be reached, or did not answer."""
+        """Ask this node last for a while, because it could not be reached or did not answer."""
         seen = self._leaders.get(to.shard)
         if seen is not None and to.urls.get(seen.name) == url:
             del self._leaders[to.shard]
@@ -200,7 +202,7 @@ class Forwarder:
         self._avoided[url] = time.monotonic() + _AVOID_S
 
     def learn(self, to: Destination, url: str, answer: WholeAnswer) -> None:
-        """Remember what an answer says about the shard's leader."""
+        """Remember what an answer tells about the shard's leader."""
         if self._avoided:
             self._avoided.pop(url, None)
         leader = answer.fields.get(b"hadelay-leader", b"").decode("latin-1")
@@ -210,8 +212,8 @@ class Forwarder:
             self.avoid(to, url)  # another node may know the leader, or not be drained
 
     def server(self, url: str) -> Server:
-        """Where to connect to. Raises Overloaded: a node that serves HTTPS sends tokens and messages to no node that
-        does not."""
+        """Address of a node to connect to. Raises Overloaded if this node serves HTTPS and the other node does not:
+        tokens and messages are not sent unencrypted."""
         try:
             scheme, host, port = _address(url)
         except ValueError:
@@ -225,7 +227,7 @@ class Forwarder:
 
 
 class Forwarding:
-    """One request on its way. `cancel` gives it up: its client has left."""
+    """One forwarded request. `cancel` abandons it, because its client has disconnected."""
 
     __slots__ = ("_asked", "_body", "_by", "_done", "_head", "_pool", "_redirected", "_sent", "_to", "_url", "_urls")
 
@@ -233,11 +235,11 @@ class Forwarding:
         self._by, self._pool, self._head, self._body = by, pool, head, body
         self._done: Done | None = done
         self._to: Destination
-        #: URLs that are left to try, the next one last; and the URL of the node that is being asked.
+        #: URLs that are left to try, the next one at the end; and URL of the node that is being asked.
         self._urls: list[str] = []
         self._url = ""
         self._asked: Asked | None = None
-        #: Whether a node may have carried out the request; and whether a node named another shard's addresses.
+        #: Whether a node may have carried out the request; and whether a node has redirected it to another shard.
         self._sent = self._redirected = False
 
     def begin(self, to: Destination) -> None:
@@ -251,7 +253,7 @@ class Forwarding:
             asked.cancel()
 
     def _next(self, reason: str, *, fresh: bool = False) -> None:
-        """Ask the next node. reason: why there is no answer, if no node is left."""
+        """Ask the next node. reason: text for the error if no node is left. fresh: use a new connection."""
         while self._urls:
             self._url = self._urls.pop()
             try:
@@ -294,14 +296,15 @@ class Forwarding:
         if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
             self._elsewhere(answer)
         elif self._sent and not self._head.reads and not _holds_for_all_tries(answer):
-            # The refusal is that of the repetition; the first request may have been carried out, or may still be.
+            # The repetition was refused, but the first request may have been carried out, or may still be: the outcome
+            # is unknown.
             self._fail(f"{self._url} refused its repetition, or parts of it ({answer.status})")
         else:
             by.counts["answered"] += 1
             self._end(answer, None)
 
     def _elsewhere(self, answer: WholeAnswer) -> None:
-        """A node says that another shard owns the topic: nothing has happened there."""
+        """Handle an answer 421: another shard owns the topic, and the node has done nothing."""
         reason = f"{self._url} and this node have different shard maps"
         try:
             found = msgspec.json.decode(answer.body, type=Misdirected)
@@ -324,7 +327,7 @@ class Forwarding:
             if unknown
             else NoLeader(f"{what}. Nothing has happened", retry_after_ms=_RETRY_MS)
         )
-        # Later, because the caller may still be in `Forwarder.ask`.
+        # End later, because the caller may still be in `Forwarder.ask`.
         self._pool.loop.call_soon(self._end, None, error)
 
     def _end(self, answer: WholeAnswer | None, error: HadelayError | None) -> None:
@@ -334,10 +337,11 @@ class Forwarding:
 
 
 def _holds_for_all_tries(answer: WholeAnswer) -> bool:
-    """Whether the answer to a repetition under an Idempotency-Key says what the first request comes to, too.
+    """Whether the answer to a repetition under an Idempotency-Key also tells the outcome of the first request.
 
     The answer of a batch is remembered under its key, errors included, if one of its messages is stored. Otherwise, and
-    if an item's error is of what a token or a shard may do just then, the first request may be answered otherwise."""
+    if an item's error depends on the token's scopes or the shard map of the moment, the first request may have another
+    outcome."""
     if not 200 <= answer.status < 300:
         return False
     form: Any = msgspec.msgpack if b"msgpack" in answer.fields.get(b"content-type", b"") else msgspec.json
@@ -361,7 +365,7 @@ def _netloc(url: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _address(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises ValueError."""
+    """Scheme, host and port of a node's URL. Raises ValueError for any other text."""
     if not _URL.fullmatch(url):
         raise ValueError(url)
     parts = urlsplit(url)
@@ -370,5 +374,5 @@ def _address(url: str) -> tuple[str, str, int]:
 
 @lru_cache(maxsize=1)
 def _trusted() -> ssl.SSLContext:
-    """Context with the system's certificate authorities."""
+    """TLS context that trusts the system's certificate authorities."""
     return ssl.create_default_context()

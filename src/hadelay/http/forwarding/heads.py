@@ -22,12 +22,13 @@ _HOP = frozenset(
         b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length", b"via", b"hadelay-shard",
     )
 )  # fmt: skip
-#: Headers by which a browser names the page that it asks for. This node has compared them with its own host name.
+#: Headers by which a browser names its page's site. They are not forwarded: this node has compared them with its own
+#: host name.
 _SITE = frozenset((b"origin", b"sec-fetch-site", b"x-forwarded-host"))
 
 
 class ForwardHead(NamedTuple):
-    """A request's head, for every node that it may be sent to."""
+    """Head of a request, in a form that fits each node to which the request may be sent."""
 
     method: str
     #: Request line; and header lines besides Host, Hadelay-Shard and Content-Length, each with its line break.
@@ -43,7 +44,8 @@ class ForwardHead(NamedTuple):
         return self.method == "GET"
 
     def data(self, host: str, shard: int, version: int, body: bytes) -> bytes:
-        """Bytes of the request, for a node at `host` (with its port) of this shard, by this version of the map."""
+        """Bytes of the request for a node. host: the node's host and port. shard: the node's shard. version: version of
+        the shard map by which it was chosen."""
         return b"%bHost: %b\r\n%bHadelay-Shard: %d; map=%d\r\nContent-Length: %d\r\n\r\n%b" % (
             self.line, host.encode(), self.lines, shard, version, len(body), body
         )  # fmt: skip
@@ -61,7 +63,7 @@ def forward_head(
 ) -> ForwardHead:
     """Head to forward. A HEAD is sent as a GET, so that each answer has the body that its head says. target: path and
     query. node: name of this node. keyed: whether the outcome is remembered under an Idempotency-Key. host:
-    by which the client came, for X-Forwarded-Host; "" for none. Raises BadRequest for bytes that a node might read as
+    Host header of the client, for X-Forwarded-Host; "" for none. Raises BadRequest for bytes that a node might read as
     more than one header or request."""
     if not _TARGET.fullmatch(target):
         raise BadRequest("the path and query must be percent-encoded ASCII")
@@ -75,14 +77,14 @@ class ForwardLines(NamedTuple):
     key: bool
 
     def head(self, method: str, target: str, *, wait_s: float = 0.0, keyed: bool = False) -> ForwardHead:
-        """See forward_head. target: without characters that end a line."""
+        """Make a head with these header lines; see forward_head. target: without characters that end a line."""
         method = "GET" if method == "HEAD" else method
         line = b"%b %b HTTP/1.1\r\n" % (method.encode(), target.encode())
         return ForwardHead(method, line, self.lines, (keyed and self.key) or method == "GET", wait_s)
 
 
 def forward_lines(fields: Iterable[tuple[bytes, bytes]], node: str, host: str = "") -> ForwardLines:
-    """The header lines of a request that are forwarded. host, and what is raised: see forward_head."""
+    """Select the header lines of a request that are forwarded. For `host` and the errors, see forward_head."""
     fields = list(fields)
     dropped = _HOP | _SITE
     if host:
@@ -109,5 +111,5 @@ def shard_of(value: str) -> tuple[int, int]:
     """Shard and version of the map in a `Hadelay-Shard` header of a forwarded request. Raises BadRequest."""
     found = _VALUE.fullmatch(value)
     if found is None:
-        raise BadRequest(f"header {SHARD}: {value[:40]!r}: nodes write a shard and the version of their map, 2; map=17")
+        raise BadRequest(f"header {SHARD}: {value[:40]!r}: expected a shard and the version of a map, 2; map=17")
     return int(found[1]), int(found[2])

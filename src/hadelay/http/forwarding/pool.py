@@ -1,4 +1,4 @@
-"""Connections to nodes of other shards: a few per server, each with one request at a time, in callbacks.
+"""Connections to nodes of other shards: a few per server, each with one request at a time. Callbacks get the results.
 
 A connection is used again only after the whole answer to its own request (exchange.py). A request that is given up, by
 its client or by its timeout, closes the connection, so that the other node withdraws it too. The number of connections,
@@ -19,7 +19,7 @@ from hadelay.platform.tls import in_words
 
 #: Limits per server: of connections, and of requests that wait for one.
 _CONNECTIONS, _WAITING = 256, 4_096
-#: Limit of the bytes of answers, over all connections, that have not arrived as a whole.
+#: Limit of the memory for incomplete answers over all connections, in bytes.
 _MAX_PARTIAL = 512 << 20
 #: Idle time after which a connection is closed, in seconds: nodes close idle connections after 75 s, and a request that
 #: is sent just then has an unknown outcome.
@@ -35,28 +35,28 @@ class Server(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a request has no whole answer. sent: whether bytes of the request were sent, so that it may have an effect.
-    too_long: whether the answer exceeds the limit."""
+    """Reason why a request has no complete answer. sent: whether bytes of the request were sent, so that it may have an
+    effect. too_long: whether the answer exceeds the limit."""
 
     reason: str
     sent: bool
     too_long: bool = False
 
 
-#: Callback of a request, called once: with the whole answer, or with the reason why there is none.
+#: Callback of a request, called once: with the complete answer, or with the reason why there is none.
 Done = Callable[[WholeAnswer | None, Failure | None], None]
 
 
 class Request(NamedTuple):
-    """Bytes to send. timeout_s: for the answer, from the sending on."""
+    """Bytes of a request. timeout_s: time that its answer may take, counted from the sending."""
 
     data: bytes
     timeout_s: float
 
 
 class Pool:
-    """Construct inside the running loop. full: tells whether the process has no socket left. connect_s: timeout of
-    getting a connection."""
+    """Connections of this node to the nodes of other shards. Construct it inside the running loop. full: tells whether
+    the process has no socket left. connect_s: timeout of getting a connection."""
 
     def __init__(self, full: Callable[[], bool], connect_s: float) -> None:
         self._full, self.connect_s, self.loop = full, connect_s, asyncio.get_running_loop()
@@ -64,13 +64,13 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
-        #: Number of connections, those that are being made included.
+        #: Number of connections, including those that are being opened.
         self.count = 0
-        #: Bytes of answers that have not arrived as a whole.
+        #: Number of bytes of all incomplete answers.
         self.partial = 0
 
     def ask(self, server: Server, request: Request, done: Done, *, fresh: bool = False) -> Asked:
-        """Send a request. fresh: on a connection that was not idle."""
+        """Send a request. fresh: on a new connection, because idle ones may be broken."""
         asked = Asked(self, request, done)
         peer = self._peers.get(server)
         if peer is None:
@@ -133,7 +133,7 @@ class Pool:
             self.loop.call_soon(asked.fail, Failure(reason, sent=False))
 
     def lost(self, link: _Link) -> None:
-        """A connection is closed."""
+        """Note that a connection was closed."""
         peer = link.peer
         if link in peer.idle:
             peer.idle.remove(link)
@@ -141,12 +141,13 @@ class Pool:
         self._grow(peer)
 
     def _disconnected(self, peer: _Peer) -> None:
-        """Count one connection less."""
+        """Subtract one connection from the counts."""
         peer.open -= 1
         self.count -= 1
 
     def idle(self, link: _Link) -> None:
-        """A connection has no request. The connections of a server wait in the order in which they became idle."""
+        """Keep a connection that has no request. A server's idle connections are in the order in which they became
+        idle."""
         if self._closed:
             link.end()
             return
@@ -182,18 +183,18 @@ class Pool:
 
 
 class _Peer:
-    """A server, its connections, and the requests that wait for one, oldest first."""
+    """A server, its connections, and the requests that wait for a connection, oldest first."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.idle: list[_Link] = []
         self.waiting: dict[Asked, None] = {}
-        #: Number of connections, and of those that are being made.
+        #: Number of connections, including those that are being opened; and number of those that are being opened.
         self.open = self.connecting = 0
 
 
 class Asked:
-    """A request that is under way. `cancel` gives it up: its callback is not called."""
+    """A request that is under way. `cancel` abandons it: its callback is not called."""
 
     __slots__ = ("_done", "_pool", "link", "peer", "request", "timer")
 
@@ -201,7 +202,7 @@ class Asked:
         self._pool, self.request = pool, request
         self._done: Done | None = done
         self.peer: _Peer
-        #: Connection that the request was sent on; None before.
+        #: Connection on which the request was sent; None before.
         self.link: _Link | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -212,7 +213,7 @@ class Asked:
         self.timer = self._pool.loop.call_later(self.request.timeout_s, self.late)
 
     def late(self) -> None:
-        """The request has waited for too long: for a connection, or for its answer."""
+        """Fail the request, which has waited for too long: for a connection, or for its answer."""
         if self.link is None:
             self.fail(Failure(f"no connection within {self._pool.connect_s:g} s", sent=False))
         else:
@@ -235,7 +236,7 @@ class Asked:
             done(whole, None)
 
     def _leave(self) -> None:
-        """Stop waiting; close the connection unless the answer is whole."""
+        """Stop waiting; close the request's connection unless the answer is complete."""
         if self.timer is not None:
             self.timer.cancel()
         self.peer.waiting.pop(self, None)
@@ -245,22 +246,23 @@ class Asked:
 
 
 class _Link(asyncio.Protocol):
-    """One connection. asked: the request under way."""
+    """One connection to a node of another shard."""
 
     __slots__ = ("_asked", "_partial", "_pool", "exchange", "peer", "since", "transport")
 
     def __init__(self, pool: Pool, peer: _Peer) -> None:
         self._pool, self.peer, self.exchange = pool, peer, Exchange()
         self._asked: Asked | None = None
-        #: Bytes of the answer so far.
+        #: Number of bytes of the incomplete answer.
         self._partial = 0
         self.since = 0.0
-        #: None until the connection is made.
+        #: Transport of the connection; None until it is open.
         self.transport: asyncio.Transport | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent: all bytes of the one before are sent, and its answer has arrived."""
+        """Whether another request may be sent: all bytes of the previous request are sent, and its answer has
+        arrived."""
         transport = self.transport
         return (
             self.exchange.state is State.IDLE
@@ -280,7 +282,8 @@ class _Link(asyncio.Protocol):
         self.transport.write(asked.request.data)
 
     def free(self) -> None:
-        """Take the next request, or become idle; a connection that has ended does neither."""
+        """Send the next waiting request on this connection, or mark the connection as idle; close it if it is not
+        usable."""
         if not self.usable:
             self.end()
         elif self.peer.waiting:
@@ -325,7 +328,7 @@ class _Link(asyncio.Protocol):
 
     def _fail(self, reason: str, *, too_long: bool = False) -> None:
         asked = self._asked
-        # An idle connection that receives bytes, or is closed, must not wait for a request any more.
+        # An idle connection that receives bytes, or is closed, must not get another request.
         if self in self.peer.idle:
             self.peer.idle.remove(self)
         self.end()
