@@ -1,5 +1,5 @@
-"""State of console sessions that all nodes share, in memory only: keys that sign sessions, and closed sessions (ADR
-300).
+"""State of console sessions that all nodes share, in memory only: the keys that sign sessions, and the closed sessions
+(ADR 300).
 
 Nodes tell each other over the node link. Notes may be lost while a link is down; the next note has everything.
 """
@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from hadelay.server.link import Link, Reply
 
-#: Size of a key in bytes; limit of keys (beyond it, the smallest keys stay); and limit of closed sessions (the latest
-#: stay).
+#: Size of a key in bytes; limit of the number of keys (beyond it, the smallest keys stay); and limit of closed sessions
+#: (the latest stay).
 KEY_BYTES, KEYS, CLOSED = 32, 16, 1_000
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -23,11 +23,12 @@ _NOTE = tuple[Annotated[list[_Key], Meta(max_length=KEYS)], Annotated[list[_Sess
 
 
 class SharedSessions:
-    """peers: names of the other nodes."""
+    """Session keys and closed sessions, which nodes exchange over the node link. peers: returns the names of the other
+    nodes."""
 
     def __init__(self, link: Link, peers: Callable[[], Iterable[str]]) -> None:
         self._link, self._peers = link, peers
-        #: Keys of all nodes, in order. The first one signs; each of them is accepted.
+        #: Keys of all nodes, sorted. The first one signs new sessions; sessions signed with any of them are accepted.
         self.keys: list[bytes] = []
         #: Names of sessions that were closed before their end.
         self.closed: dict[str, None] = {}

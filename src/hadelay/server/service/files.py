@@ -25,9 +25,10 @@ from hadelay.storage.hours import DiskHourStore
 from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 
-#: Time without a read after which an open snapshot is closed, in seconds.
+#: Time in seconds after the last read of an open snapshot at which the snapshot is closed.
 _PATIENCE_S = 60.0
-#: Limit of open snapshots: each holds an export of the tables, and the files of hours that are retired meanwhile.
+#: Limit of open snapshots: each of them keeps an export of the tables, and the files of hours that are retired
+#: meanwhile.
 _MOST = 4
 _LOOK_S = 0.02
 
@@ -42,14 +43,16 @@ class Files(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._open: dict[str, _Open] = {}
-        #: Number of snapshots that are being opened: they count as open ones, because opening one takes a while.
+        #: Number of snapshots that are just being opened, which takes a while; they count towards the limit of open
+        #: ones.
         self._opening = 0
         self._looking = False
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
-        """Returns (applied index, hours at this index, in ascending order, with hours of dead letters last). The
-        iterator can be read once."""
-        # Write buffered entries to the hour files in slices: computing checksums would write all these entries at once.
+        """Returns (applied index, hours at this index). The hours are in ascending order, those of dead letters last;
+        the iterator can be read once."""
+        # Write buffered entries to the hour files in slices first: computing the checksums would write all of them at
+        # once.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
@@ -65,7 +68,7 @@ class Files(Service):
         return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
     def patrol(self, *, now: bool = False) -> Patrol:
-        """Results of this node's comparison of its files with their checksums. now: begin a new comparison of all
+        """Results of the checks that compare this node's files with their checksums. now: begin a new check of all
         files."""
         patrol = self._node.patrol
         if now:
@@ -80,7 +83,8 @@ class Files(Service):
         return Names(*self._node.storage.names.all())
 
     async def open_snapshot(self) -> Snapshot:
-        """Open a snapshot of everything committed before the call, and perhaps of later entries. Raises Overloaded."""
+        """Open a snapshot that has everything committed before the call, and perhaps later entries. Raises
+        Overloaded."""
         await self._confirm()
         if self._opening + sum(one.storage is self._node.storage for one in self._open.values()) >= _MOST:
             raise Overloaded(
@@ -140,13 +144,15 @@ class Files(Service):
         return data
 
     async def release_snapshot(self, snapshot: str, *, complete: bool = False) -> None:
-        """Close a snapshot. complete: whether the reader has all that it wanted, for the list of backups."""
+        """Close a snapshot. complete: whether the reader has read all that it wanted; the list of backups shows
+        that."""
         self._node.logbook.backup_ended(snapshot, complete=complete)
         self._release(snapshot)
 
     def _release(self, name: str) -> None:
         snapshot = self._open.pop(name, None)
-        # Release only files of the present storage: after an installed snapshot, the node has other files.
+        # Release only files of the present storage: an installed snapshot replaces it, and the node then has other
+        # files.
         if snapshot is not None and snapshot.storage is self._node.storage:
             snapshot.storage.exports.release(snapshot.manifest)
 
@@ -187,7 +193,7 @@ def _over() -> NotFound:
 
 
 def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
-    """The hours of `store` as they are at the call, however long the caller takes to iterate."""
+    """The hours of `store` as they are at the time of the call, even if the caller iterates over them slowly."""
     found, rows = store.rows()
     numbers = found.tolist()
     return _hours(numbers, rows, {hour for hour in numbers if store.mapped(hour)}, running)
@@ -196,8 +202,8 @@ def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
 def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[Hour]:
     for at, hour in enumerate(numbers):
         log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = rows[at].item()
-        # Messages published after their due time are stored in the current hour, so a past hour gets no more entries.
-        # An hour of dead letters gets dead letters until its retention ends.
+        # A past hour gets no more entries, because messages published after their due time are stored in the current
+        # hour. But an hour of dead letters gets more letters until its retention ends.
         sealed = hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running
         yield Hour(
             hour_name(hour),

@@ -1,4 +1,4 @@
-"""Lists message groups in which messages wait, those with the longest wait first.
+"""Lists message groups in which messages wait, the group with the longest wait first.
 
 Each node has all groups, and looks at a limited number of them. The leader walks over all of them again and again: of
 each topic, it knows the group with the longest wait.
@@ -18,8 +18,9 @@ from hadelay.ledger.views.describe import describe
 from hadelay.model import NEVER_MS, NONE32, encode_id
 from hadelay.server.service.part import Service
 
-#: Limits of groups in an answer, of groups that are looked at for one, and of topics whose longest wait the leader
-#: tells; and number of groups that are looked at before other tasks of the event loop have a turn, about a millisecond.
+#: Limits: groups in an answer; groups that are examined for an answer; and topics for which the leader is asked for the
+#: longest wait. Then the number of groups that are examined before other tasks of the event loop run, about a
+#: millisecond.
 _MOST, _LOOKED, _TOPICS, _AT_ONCE = 100, 10_000, 1_000, 32
 _Waits = dict[bytes, Wait]
 
@@ -46,7 +47,8 @@ class GroupService(Service):
         return Groups(found, complete)
 
     async def _longest(self, *, stale: bool) -> list[bytes]:
-        """Keys of the groups with the longest wait of each topic, of the leader; none if it does not answer."""
+        """Ask the leader for the keys of each topic's group with the longest wait; returns none if it does not
+        answer."""
         if not self._node.leading and (stale or self._node.raft.leader is None):
             return []
         try:
@@ -57,7 +59,7 @@ class GroupService(Service):
     def _look(
         self, number: int | None, longest: list[bytes], may: Callable[[str], bool]
     ) -> Generator[None, None, tuple[_Waits, bool]]:
-        """(waits of the groups by key, whether all groups were looked at)"""
+        """Returns (key of a group → its wait, whether all groups were examined)."""
         ledger, waits, allowed = self._node.ledger, _Waits(), dict[int, bool]()
 
         def add(key: bytes) -> None:
@@ -82,7 +84,7 @@ class GroupService(Service):
         return waits, False
 
     def _document(self, key: bytes, wait: Wait, now_ms: int) -> GroupOfTopic[str] | None:
-        """Describe a group by its first message; None if that has ended since."""
+        """Describe a group by its first message; None if that message has ended since."""
         ledger, head = self._node.ledger, wait.head
         view = None if head is None else describe(ledger, head.id, now_ms)
         if head is None or view is None:

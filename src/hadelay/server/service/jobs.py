@@ -25,9 +25,9 @@ from hadelay.server.refusals import refusal
 from hadelay.server.service.part import Service, once_begun
 from hadelay.settings.shardmap import JOBS
 
-#: Number of topics compared with a pattern before other tasks of the event loop have a turn.
+#: Number of topics that are compared with a pattern before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 2_000
-#: Time after which a count answers with what it has, in seconds; and limit of records that it reads at once.
+#: Time in seconds after which a count returns what it has found so far; and limit of records that it reads at once.
 _COUNT_S, _READ = 1.0, 256
 
 
@@ -40,7 +40,9 @@ class JobService(Service):
         try:
             topics = [topic for topic, _ in await self._matching(spec)]
         except (NotFound, BadRequest) as error:
-            refused = error  # apply refuses a job without topics, too, and remembers that under the request_id
+            # pass the refusal on to apply, which refuses a job without topics, too, and remembers that under the
+            # request_id
+            refused = error
         begin = JobBegin(self._node.name, cut_name(by.token), _digest(request_id), topics, spec)
         try:
             result = await self._administer(by, f"job.{spec.action}", spec.topic, commands.encode_job_begin(begin))
@@ -51,11 +53,11 @@ class JobService(Service):
             return await self.get_job(self._shown(result.job), stale=False)
 
     def _shown(self, number: int) -> int:
-        """Number by which users know a job: with several shards, it says of which shard the job is."""
+        """Number by which users know a job. With several shards, the number shows of which shard the job is."""
         return (self._shard or 0) * JOBS + number
 
     async def begun(self, request_id: str) -> bool:
-        """Whether an earlier request with this request_id began a job that is still kept."""
+        """Whether an earlier request with this request_id began a job, and the job is still remembered."""
         await self._confirm()
         return bool(request_id) and any(job.request == _digest(request_id) for job in self._node.ledger.jobs.values())
 
@@ -99,8 +101,8 @@ class JobService(Service):
             return await self.get_job(number, stale=False)
 
     async def count(self, spec: JobSpec, after: JobCursor) -> tuple[JobCount[str], JobCursor | None]:
-        """Count the messages that a job would change now, from the cursor on, for about a second. Returns the counts,
-        and the next cursor; None after the last part. Raises as `begin`."""
+        """Count the messages that a job would change now, from the cursor `after` on, for about a second. Returns the
+        counts, and the next cursor; None after the last part. Raises the same errors as `begin`."""
         await self._confirm()
         node, now_ms = self._node, self._node.now_ms()
         if (refused := problem(spec, now_ms, node.ledger.settings.max_delay_ms)) is not None:
@@ -128,7 +130,7 @@ class JobService(Service):
         return JobCount(matched, leased, _at(first), _at(last), progress, None), cursor
 
     async def _passing(self, spec: JobSpec, hour: int, rows: Rows) -> Rows:
-        """The rows whose records have the tags and the key that the job asks for."""
+        """Those rows whose records have the tags and the key that the job selects."""
         if not reads_records(spec):
             return rows
         which: list[bool] = []

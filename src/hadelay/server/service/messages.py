@@ -49,20 +49,20 @@ from hadelay.model import Retry as PendingRetry
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
-#: Limits of bytes of records: read before other tasks of the event loop have a turn, and on one page.
+#: Limits of bytes of records: read before other tasks of the event loop run, and on one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
-#: Number of topics whose names are looked at before other tasks of the event loop have a turn.
+#: Number of topics whose names are tested before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 1_000
-#: Number of bytes that reading a record counts as, besides its own; and that the first record of an hour counts as,
-#: because files must be opened.
+#: Numbers of bytes by which the count of bytes read is raised: for each record, and for the first record of an hour,
+#: because the hour's files must be opened.
 _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
 #: Limit of a page of dead letters in bytes, exceeded only by a single larger letter; and number of letters read before
-#: other tasks of the event loop have a turn.
+#: other tasks of the event loop run.
 _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
-#: First and longest pause between two looks for the end of a message that a reader waits for, in seconds, and factor by
+#: Pauses between two looks at a message whose end a reader waits for: first and longest pause in seconds, and factor by
 #: which the pauses grow.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LATER = 0.01, 0.25, 1.2
-#: Number of topics in which a key is looked up before other tasks of the event loop have a turn.
+#: Number of topics in which a key is looked up before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 500
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
@@ -91,15 +91,15 @@ class MessageService(Service):
         return msgspec.structs.replace(found, copies=copies or None, published_id=other)
 
     def died_in(self, message_id: int, topic: str) -> str | None:
-        """Name of the topic in which a message of `topic` died, as far as this node knows, if that topic still has its
-        dead letters there; None for other messages."""
+        """Name of the topic in which a message died that is now in `topic`, as far as this node knows, if its dead
+        letters still go to `topic`; None for other messages."""
         ledger = self._node.ledger
         number = source_of(ledger, message_id)
         source = None if number == NONE32 else ledger.topics[number]
         return source.name if source is not None and source.exists and source.settings.dead_letter == topic else None
 
     async def topics_with_key(self, key: bytes, *, stale: bool) -> list[str]:
-        """Names of the topics that remember a message under a client key. Costs a look-up per topic."""
+        """Names of the topics in which a message with this client key is remembered. Costs a look-up per topic."""
         await self._confirm(stale)
         ledger, digest, found = self._node.ledger, hash_client_key(key), list[str]()
         known = ledger.topics.all
@@ -110,8 +110,8 @@ class MessageService(Service):
         return found
 
     async def _ended(self, target: Target, wait_ms: int) -> None:
-        """Wait until the message is settled or dead, as this node knows, but no longer than wait_ms. Reads the state
-        now and then: an event for each message that ends would cost more than the few that somebody waits for."""
+        """Wait until the message is settled or dead, as far as this node knows, but no longer than wait_ms. Reads the
+        state at intervals: an event for every message that ends would cost more, because only few readers wait."""
         node, loop, pause_s = self._node, asyncio.get_running_loop(), _FIRST_LOOK_S
         until = loop.time() + wait_ms / 1000
         while (left_s := until - loop.time()) > 0:
@@ -182,16 +182,17 @@ class MessageService(Service):
     async def list_messages(
         self, topics: str | Callable[[str], bool], ask: ListRequest, *, stale: bool
     ) -> tuple[list[Message[str]], Key | None]:
-        """`list_with_keys` without the keys."""
+        """Same as `list_with_keys`, but returns the messages without their keys."""
         found, after = await self.list_with_keys(topics, ask, stale=stale)
         return [message for _, message in found], after
 
     async def list_with_keys(
         self, topics: str | Callable[[str], bool], ask: ListRequest, *, stale: bool
     ) -> tuple[list[tuple[Key, Message[str]]], Key | None]:
-        """Returns (messages in due order without histories, each with its key in this order; key after which the next
+        """Returns (messages in due order, without histories, each with its key in this order; key after which the next
         page begins, or None at the end). A page may be short, even empty, although more messages follow. topics: name
-        of a topic, or a test of the names of the topics whose messages are listed together. Raises NotFound."""
+        of a topic, or a function that tests names: messages of all topics that pass are listed together. Raises
+        NotFound."""
         await self._confirm(stale)
         node, mask = self._node, mask_of(ask.tags)
         of = self._topic(topics).number if isinstance(topics, str) else await self._topics_like(topics)
@@ -214,13 +215,14 @@ class MessageService(Service):
                 turn = 0
                 await asyncio.sleep(0)
             found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(h, r, s, ask.body))  # type: ignore[misc]
-            # The tag mask may match other tags too (codec/meta.py), so the tags in the record decide.
+            # The tag mask may match messages with other tags, too (codec/meta.py), so compare the tags in the record.
             if found is not None and wanted <= set((message := message_of(found, shard=shard)).tags):
                 messages.append((_key(page, n), message))
         return messages, page.after
 
     async def _topics_like(self, wanted: Callable[[str], bool]) -> Mask:
-        """Mask of the topics whose names `wanted` chooses, by topic number, and False at its end."""
+        """Mask, by topic number, of the topics whose names pass the test `wanted`. Its last element, for topics created
+        later, is False."""
         known = self._node.ledger.topics.all
         mask = np.zeros(len(known) + 1, np.bool_)
         for first in range(0, len(mask) - 1, _TOPICS_AT_ONCE):
@@ -237,7 +239,8 @@ class MessageService(Service):
         topic = node.ledger.topics[int(row["topic"])]
         if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
-        # The entry's attempt count does not include the attempt that is under way, or that settled the message.
+        # The entry's attempt count does not include the attempt that is under way, or the attempt that settled the
+        # message.
         attempt = int(row["attempt"])
         if state in (State.LEASED, State.ACKED):
             hour_state = node.ledger.hours.get(hour)
@@ -247,8 +250,9 @@ class MessageService(Service):
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
     ) -> tuple[list[DeadLetter[str]], bytes | None]:
-        """Returns (dead letters after `after` in the order of their deaths, position after which the next page begins).
-        The position is None if there is no next page. after: empty for the first page. Raises NotFound."""
+        """Returns (dead letters in the order of their deaths, position after which the next page begins). The position
+        is None if there is no next page. after: the position that the page before returned; empty for the first page.
+        Raises NotFound."""
         await self._confirm(stale)
         node, letters, room = self._node, list[DeadLetter[str]](), _DEAD_PAGE_BYTES
         state = self._topic(topic)
@@ -265,7 +269,7 @@ class MessageService(Service):
         return letters, found[-1][0] if len(found) == limit else None
 
     def _letter(self, first_id: int, body: bool) -> DeadLetter[str] | None:
-        """A dead letter by its message id; None if it was redriven or deleted since the list was made."""
+        """The dead letter with this message id; None if it was redriven or deleted after the list was made."""
         ledger = self._node.ledger
         place = find_entry(ledger, first_id)
         if place is None or place.hour < DEAD_HOURS:
@@ -326,8 +330,8 @@ class MessageService(Service):
 
 
 def too_late(changed: str, outcome: CancelOutcome | TargetOutcome, outcomes: dict[str, str] | None) -> Conflict:
-    """Error for a change that came too late for the message, or for some of its copies. changed: cancelled or
-    rescheduled. outcomes: of the copies."""
+    """Error for a change that came too late for the message, or for some of its copies. changed: "cancelled" or
+    "rescheduled". outcomes: outcome of each copy, by topic and subscription."""
     word = outcome.name.lower()
     if word == "partial":
         return Conflict(f"not every copy of the message could be {changed}", outcome=word, outcomes=outcomes or {})
@@ -337,7 +341,7 @@ def too_late(changed: str, outcome: CancelOutcome | TargetOutcome, outcomes: dic
 def _by_topic(
     copies: list[list[tuple[str, int, int]]] | None, kind: type[CancelOutcome] | type[TargetOutcome]
 ) -> dict[str, str] | None:
-    """Outcome by topic and subscription, of the only message that a command named; None if it has no copies."""
+    """Outcome by topic and subscription, for a command about one message; None if the message has no copies."""
     if not copies:
         return None
     return {
@@ -347,7 +351,7 @@ def _by_topic(
 
 
 def _key(page: ListPage, n: int) -> Key:
-    """Key of a page's message in the order of the list."""
+    """Key, in the order of the list, of the message at position `n` of the page."""
     return int(page.due_ms[n]), int(page.rows["first_id"][n])
 
 
@@ -409,7 +413,7 @@ def event_of(e: PastEvent) -> History[str]:
 
 
 def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
-    """Arguments (ids, keys) of a command for one target, which is an id or a key."""
+    """Arguments (ids, keys) of a command for a single target, which is either an id or a key."""
     return ([target], []) if isinstance(target, int) else ([], [target])
 
 

@@ -1,4 +1,4 @@
-"""The services of one node for the HTTP layer: async functions that call operations of `Node` or read its state.
+"""All services of one node for the HTTP layer: async functions that call operations of `Node`, or read its state.
 
 Arguments are plain values: ids are u64 ints, times Unix ms, durations ms, names str. Answers are documents of the API
 with times as text. Refusals are raised as `hadelay.errors`. Every method may be called on any node: linearizability,
@@ -35,12 +35,13 @@ class TokenService(Service):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        #: True once this node has caught up after its start; before that, it may not know all tokens.
+        #: True once this node has caught up after its start. Before that, it lacks tokens and revocations, so it judges
+        #: no token.
         self.knows_tokens = False
 
     @property
     def tokens(self) -> Mapping[str, Token]:
-        """Tokens by id, as this node knows them; each change makes a new mapping."""
+        """Tokens by id, as far as this node knows them; each change makes a new mapping."""
         return self._node.ledger.tokens
 
     def now_ms(self) -> int:
@@ -61,8 +62,8 @@ class TokenService(Service):
         *,
         aws_key: bytes | None = None,
     ) -> Token:
-        """Create a token, which this node knows when the call returns. aws_key: secret access key for AWS SDKs. Raises
-        BadRequest, LimitReached."""
+        """Create a token; when the call returns, this node knows the token. aws_key: secret access key for AWS SDKs.
+        Raises BadRequest, LimitReached."""
         command = commands.encode_token_create(name, digest, scopes, lifetime_ms, aws_key)
         await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
         with once_begun():
@@ -81,7 +82,7 @@ class TokenService(Service):
             await self._confirm()
 
     async def note(self, action: str, target: str, by: Actor) -> None:
-        """Add an entry to the audit trail, for a change whose own command is not audited."""
+        """Add an entry to the audit trail for a change whose own command makes no entry."""
         await self._administer(by, action, target, commands.encode_noop())
 
     async def audit(self, after: int, limit: int, *, stale: bool = False) -> list[AuditEntry]:
@@ -98,7 +99,7 @@ class NodeService:
         self._node = node
         self._metrics = NodeMetrics(node, webhooks)
         self.node, self.cluster_id = node.name, node.config.cluster.id
-        # Publishing takes a callback, because a future per request would cost more than the call itself.
+        # Publishing takes a callback, not a coroutine: a future per request would cost more than the call itself.
         self.publish = node.publishing.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
         self.jobs, self.groups = JobService(node), GroupService(node)
@@ -116,7 +117,8 @@ class NodeService:
 
     @property
     def leader_since_ms(self) -> int | None:
-        """Time at which the leader took over, or was first heard here, Unix ms; None: not known."""
+        """Time in Unix ms at which the present leader took over, or at which this node first heard it; None: not
+        known."""
         row = next((row for row, _ in self._node.logbook.terms()), None)
         return row.since_ms if row is not None and row.leader == self.leader_name else None
 

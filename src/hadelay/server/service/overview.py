@@ -1,4 +1,5 @@
-"""Sums, sorted pages of topics, and holders of leases, for people who look at the cluster (the console).
+"""Sums over topics, sorted pages of topics, and consumers with leases, for people who look at the cluster (the
+console).
 
 All work over many topics, grants or hours is done in slices, and each answer has a limit.
 """
@@ -26,16 +27,16 @@ from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
 from hadelay.server.webhooks.queues import Health
 
-#: Number of topics, of keys, of grants, and of events that are read before other tasks of the event loop have a turn.
+#: Numbers of topics, of keys, of grants, and of events that are read before other tasks of the event loop run.
 _TOPICS_AT_ONCE, _KEYS_AT_ONCE, GRANTS_AT_ONCE, EVENTS_AT_ONCE = 1_000, 100, 200, 2_000
 #: Limit of grants that are searched for the leases of one topic.
 MOST_GRANTS = 20_000
-#: Limits of counting acks per consumer: hours whose logs are searched, the running hour included; events per log;
-#: events of all logs together; and the time searched, in ms.
+#: Limits of counting acks per consumer: hours whose dispatch logs are read, the running hour included; events per log;
+#: events of all logs together; and time in ms over which acks are counted.
 _ACK_HOURS, _MOST_EVENTS, _ALL_EVENTS, ACKS_MS = 24, 20_000, 100_000, 60_000
-#: p99 of the lateness from which on a topic counts as late, in ms.
+#: p99 of the lateness, in ms, from which on a topic is shown as late.
 LATE_MS = 1_000
-#: Smallest age, in ms, of the oldest ready message with which a topic counts as idle, if nothing was handed out.
+#: Age of the oldest ready message, in ms, from which on a topic is shown as idle if nothing was handed out.
 IDLE_MS = 60_000
 #: Limit of hours that `hours` returns.
 _MOST_HOURS = 1_000
@@ -58,8 +59,8 @@ class Totals(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """The leader's view: messages that are ready, and lateness of the last five minutes in ms. p50 and p99 over several
-    topics are upper bounds, because the leader reports quantiles per topic; the maximum is exact."""
+    """Ready messages, and lateness of the last five minutes in ms, as the leader reports them. For several topics, p50
+    and p99 are upper bounds, because the leader reports quantiles per topic; the maximum is exact."""
 
     ready: int
     oldest_ms: int
@@ -96,7 +97,7 @@ class Holder(NamedTuple):
     since_ms: int
 
 
-#: Name of an order of topics → function that makes the sort key from (topic, its report by the leader).
+#: Name of an order of topics → function that makes the sort key from (topic, leader's report about it).
 _Report = tuple[int, ...]
 ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
     "name": lambda topic, report: topic.name,
@@ -109,7 +110,7 @@ ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
     "oldest": lambda topic, report: (report[1] if report[0] else 1 << 62, topic.name),
 }
 _NO_REPORT = (0, 0, 0, 0, 0, 0)
-#: Name of a choice of topics → test of (topic, its report by the leader, cluster time). idle: a message has been ready
+#: Name of a filter of topics → test of (topic, leader's report about it, cluster time). idle: a message has been ready
 #: for a minute, and none was handed out in the last five minutes.
 CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
     "all": lambda topic, report, now_ms: True,
@@ -129,7 +130,8 @@ class Overview(Service):
         self._topics, self._webhooks, self._archive = topics, webhooks, ArchiveService(node)
 
     def receiver(self, name: str) -> Health | None:
-        """Health of the receiver of a topic's webhook; None: this node does not lead. Raises NotFound."""
+        """Health of the receiver of a topic's webhook; None if this node does not lead, so makes no calls. Raises
+        NotFound."""
         topic = self._topic(name)
         return None if self._webhooks is None else self._webhooks.pool.health(topic.number)
 
@@ -190,8 +192,8 @@ class Overview(Service):
         stale: bool,
         choice: str = "all",
     ) -> tuple[list[Topic[str]], int]:
-        """Find topics of a choice (CHOICES) whose names contain `text`. Returns (one page in an order of ORDERS, number
-        of topics found). may: whether the caller may see the topic of this name."""
+        """Find topics that pass a filter (CHOICES) and whose names contain `text`. Returns (one page of them, in an
+        order of ORDERS; number of topics found). may: whether the caller may see the topic of this name."""
         await self._confirm(stale)
         reports, key, chosen = await self._topics.ready(stale=stale), ORDERS[order], CHOICES[choice]
         best: list[tuple[Any, TopicState]] = []
@@ -212,8 +214,8 @@ class Overview(Service):
         return [self._topics.document(topic, reports) for _, topic in best[skip:]], count
 
     async def find_key(self, key: str, limit: int, *, may: Callable[[str], bool], stale: bool) -> list[int]:
-        """Find a client key in all topics that the caller may see: the id of the message published last in each topic,
-        at most `limit` ids, in the order in which the topics were made."""
+        """Find the messages under a client key in all topics that the caller may see: from each topic, the id of the
+        message published last; at most `limit` ids, in the order in which the topics were created."""
         await self._confirm(stale)
         ledger, digest, found = self._node.ledger, hash_client_key(key.encode()), list[int]()
         known = ledger.topics.all
@@ -242,8 +244,9 @@ class Overview(Service):
         return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= MOST_GRANTS
 
     async def acks(self, name: str) -> dict[str, int]:
-        """Consumer → its acks of a topic per minute, by the last minute of the dispatch logs: of messages that fell due
-        in the last 24 hours. Where the logs have too many events, those of a shorter time count, per minute."""
+        """Consumer → number of its acks of a topic in the last minute, from the dispatch logs of messages that fell due
+        in the last 24 hours. If the logs have too many events, a shorter time is read, and the acks are scaled to a
+        minute."""
         node, topic = self._node, self._topic(name)
         now_ms, store = node.now_ms() if node.clock.ready else node.ledger.now_ms, node.storage.hours
         since_ms, logs = recent_events(node, now_ms - ACKS_MS)
@@ -313,8 +316,9 @@ def _row(topic: TopicState) -> tuple[int, ...]:
 
 
 def summarize(reports: NDArray[np.int64]) -> Recent:
-    """Summarize the leader's reports, one row per topic. Each topic counts with half of its messages at its p50, 49 %
-    at its p99 and 1 % at its maximum, so the quantiles over all topics are upper bounds, and exact for one topic."""
+    """Summarize the leader's reports, which have one row per topic. Half of a topic's messages count with its p50, 49 %
+    with its p99 and 1 % with its maximum, so the quantiles over all topics are upper bounds; for one topic they are
+    exact."""
     count, since_ms, messages, p50, p99, most = reports.T
     since_ms = since_ms[(count > 0) & (since_ms > 0)]
     values = np.concatenate((p50, p99, most))
@@ -329,8 +333,8 @@ def summarize(reports: NDArray[np.int64]) -> Recent:
 
 
 def recent_events(node: Node, since_ms: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """Logs with events after since_ms, as (hour, first event to read, number of events); and the time, since_ms or
-    later, after which all events are among those to read."""
+    """Dispatch logs with events after since_ms, as (hour, first event to read, number of events). Also the time,
+    since_ms or later, after which all events are among those to read."""
     store, running = node.storage.hours, node.ledger.now_hour
 
     def at_ms(hour: int, number: int) -> int:

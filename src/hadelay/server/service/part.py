@@ -1,4 +1,4 @@
-"""Base of the services: propose a command, confirm a read, ask the leader, find a topic.
+"""Base class of the services. It can propose a command, confirm a read, ask the leader, and find a topic.
 
 Reads are linearizable by ReadIndex: the node first learns how far the log was committed when the read began, waits
 until it has applied that much, and then answers from its own state.
@@ -39,7 +39,7 @@ class Service:
         return result
 
     async def _administer(self, by: Actor, action: str, target: str, command: bytes) -> Any:
-        """Propose a command that goes into the audit trail."""
+        """Propose a command that apply notes in the audit trail."""
         target = shortened(target)
         command = commands.encode_audited(self._node.name, by.token_id, by.token, action, target, command)
         log.info("admin_action", action=action, target=target, token=by.token, token_id=by.token_id)
@@ -54,8 +54,8 @@ class Service:
             await answered(self._node.raft.read_index)
 
     async def _judge(self, problem: Callable[[], HadelayError | None]) -> None:
-        """Raise the error that `problem` returns about this node's state, after the state is confirmed to be current.
-        Raises NoLeader if it cannot be confirmed."""
+        """Raise the error that `problem` returns about this node's state; before that, confirm that the state is
+        current. Raises NoLeader if it cannot be confirmed."""
         if problem() is not None:
             await answered(self._node.leadership.confirm, problem)
 
@@ -68,7 +68,7 @@ class Service:
 
 @contextmanager
 def once_begun(begun: bool = True) -> Iterator[None]:
-    """Context for the rest of a request that is partly done: no later failure may claim that nothing happened."""
+    """Context for the rest of a request of which a part is done: no later error may claim that nothing happened."""
     try:
         yield
     except HadelayError as error:
@@ -78,7 +78,8 @@ def once_begun(begun: bool = True) -> Iterator[None]:
 
 
 def partly_done(error: HadelayError) -> HadelayError:
-    """The error of a request that is partly done: one that says that nothing happened becomes OutcomeUnknown."""
+    """Error for a request of which a part is done: an error that claims that nothing happened becomes
+    OutcomeUnknown."""
     if error.retryable and error.outcome_known:
         return OutcomeUnknown(f"a part of the request is done, the rest is not: {error}")
     return error

@@ -35,11 +35,11 @@ from hadelay.model import Draft, encode_id
 from hadelay.server.service.part import Service, once_begun
 from hadelay.timing import cron, plan, zones
 
-#: Number of next occurrences in the description of a schedule.
+#: Number of next occurrences that the description of a schedule shows.
 _NEXT = 10
-#: Version that no schedule has.
+#: Version that no schedule has: apply refuses a command that expects it.
 _NO_VERSION = 0
-#: Number of schedules that are read for a page before other tasks of the event loop have a turn.
+#: Number of schedules of a page that are read before other tasks of the event loop run.
 _AT_ONCE = 25
 
 
@@ -54,18 +54,19 @@ class ScheduleService(Service):
         self, name: str, spec: Spec, draft: Draft, by: Actor, *, version: int | None, paused: bool | None
     ) -> Schedule[str]:
         """Create a schedule, or replace it as a whole. draft: the message, whose meta names the schedule. version:
-        expected version; 0 for no schedule. Raises BadRequest, Impossible, Conflict, LimitReached, NotFound."""
+        version that the schedule must have now; 0: there must be none. Raises BadRequest, Impossible, Conflict,
+        LimitReached, NotFound."""
         await self._confirm()
         ledger = self._node.ledger
         topic = ledger.topic(spec.topic)
         if OVERLAPS[spec.overlap] == "wait" and (topic is None or topic.settings.group_concurrency != 1):
             what = f"hadelay topic set {spec.topic} --group-concurrency 1"
             raise Impossible(f"overlap: wait needs a topic with group_concurrency 1: {what}")
-        # The group is in the meta, too: apply takes it from there.
+        # Leave the draft's group out: it is in the meta, too, and apply takes it from there.
         template = encode_publish(self._node.name, [replace(draft, group=None)])
         found = schedules.find(ledger, name)
         if found is None or found.stored.spec != spec:
-            # In a thread: computing the next time of a rare pattern may take some ms.
+            # Check in a thread: computing the next time of a rare pattern may take some ms.
             await self._in_thread(lambda: plan.check(spec, self._node.now_ms()))
         if found is not None and codec.same_message(found.stored.template, template):
             template = found.stored.template
@@ -112,8 +113,8 @@ class ScheduleService(Service):
         may: Callable[[str], bool] = lambda topic: True,
         last: bool = False,
     ) -> Schedules:
-        """A page of schedules by name, after the name `after`, without those of topics that `may` refuses. last: with
-        the last messages of each schedule."""
+        """A page of schedules in the order of their names, from those after the name `after`. Leaves out schedules
+        whose topics `may` refuses. last: with the last messages of each schedule."""
         await self._confirm(stale)
         documents = list[Schedule[str]]()
         async for name, found in self._seen(prefix, after, may):
@@ -127,7 +128,8 @@ class ScheduleService(Service):
     async def _seen(
         self, prefix: str, after: str, may: Callable[[str], bool]
     ) -> AsyncIterator[tuple[str, schedules.Found]]:
-        """Schedules whose names begin with `prefix` and whose topics `may` allows, by name, after the name `after`."""
+        """Schedules whose names begin with `prefix`, after the name `after`, in the order of their names; only those
+        whose topics `may` allows."""
         ledger, start = self._node.ledger, max(prefix.encode(), after.encode() + b"\0" * bool(after))
         while True:
             names = [raw for raw, _ in ledger.tables.range(schedules.STATE, start, None, _AT_ONCE)]
@@ -190,7 +192,7 @@ class ScheduleService(Service):
         )
 
     def _next(self, spec: Spec, state: State, count: int) -> tuple[list[int], str | None]:
-        """(next occurrences of the schedule, reason why this node cannot compute them, else None)"""
+        """Returns (next occurrences of the schedule, reason why this node cannot compute them, or None)."""
         if state.flags:
             return [], None
         if spec.max_occurrences is not None:
@@ -208,7 +210,7 @@ class ScheduleService(Service):
         return Occurrence(format_instant(made.occurrence), encode_id(made.id), state, bool(made.manual))
 
     async def delete(self, name: str, by: Actor) -> None:
-        """Delete a schedule, if there is one: the answer to an earlier request may have been lost."""
+        """Delete a schedule. It is no error if there is none: the answer to an earlier request may have been lost."""
         with suppress(NotFound):
             await self._administer(by, "schedule.delete", name, codec.encode_delete(name))
 
@@ -220,17 +222,17 @@ class ScheduleService(Service):
             return await self.get(name, body=False, stale=False)
 
     async def trigger(self, name: str, key: bytes | None, by: Actor, *, exists: bool = True) -> Triggered[str]:
-        """Make one message of the schedule, due now. exists: whether the caller saw the schedule; if not, the answer is
-        that of an earlier request with the key, or NotFound. Raises Conflict if the schedule's messages must not
-        overlap and the previous one is pending, and DiskFull."""
+        """Make one message of the schedule, due now. exists: whether the caller saw that the schedule exists; if not,
+        the answer is that of an earlier request with the same key, or NotFound. Raises DiskFull, and Conflict if the
+        schedule's messages must not overlap and the previous one is pending."""
         command = codec.encode_run(name, ANY_VERSION if exists else _NO_VERSION, [(0, 0)], key)
         return (await self._run(name, command, by, "trigger", (0,)))[0]
 
     async def backfill(
         self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor, *, exists: bool = True
     ) -> Backfilled[str]:
-        """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises Impossible if to_ms is in the
-        future, or for too many occurrences, and DiskFull. exists: see `trigger`."""
+        """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises DiskFull, and Impossible if to_ms
+        is in the future or there are too many occurrences. exists: see `trigger`."""
         await self._confirm()
         version, times, refused = _NO_VERSION, [1], None
         try:
@@ -240,8 +242,8 @@ class ScheduleService(Service):
         except (Impossible, NotFound) as error:
             if key is None:
                 raise
-            # Apply refuses a command without a version, and remembers the refusal under the Idempotency-Key: an earlier
-            # try of the request may lie in a stalled node, and arrive when the reason of the refusal is gone.
+            # Propose a command that apply refuses, so that the refusal is remembered under the Idempotency-Key: an
+            # earlier try of the request may lie in a stalled node, and arrive when the reason of the refusal is gone.
             refused = error
         if not times:
             return Backfilled([])
@@ -256,18 +258,18 @@ class ScheduleService(Service):
         stored, state = self._found(name)
         if to_ms > self._node.now_ms():
             raise Impossible("to: lies in the future; a backfill makes past occurrences only")
-        # An occurrence of 0 ms would mean now (Run).
+        # Begin at 1 ms at the earliest: in the command, an occurrence of 0 ms means now (Run).
         found = plan.occurrences(stored.spec, max(from_ms - 1, 0))
         times: list[int] = await self._in_thread(lambda: list(_until(found, to_ms)))
         most = schedules.at_once(stored.template)
         if len(times) > most:
-            raise Impossible(f"more than {most} occurrences: take a shorter range")
+            raise Impossible(f"there are more than {most} occurrences: take a shorter range")
         return state.version, times
 
     async def _run(
         self, name: str, command: bytes, by: Actor, action: str, times: Sequence[int]
     ) -> list[Triggered[str]]:
-        """Run the command, which makes the occurrences at `times`."""
+        """Propose the command, which makes messages of the occurrences at `times`, and return their receipts."""
         if full := self._node.peers.no_space():
             raise DiskFull(full, retry_after_ms=5_000)
         result = await self._administer(by, f"schedule.{action}", f"{name}: {len(times)}", command)
@@ -299,7 +301,7 @@ class ScheduleService(Service):
 
 
 def _stopped(problem: HadelayError, times: Sequence[int], refused: list[int]) -> HadelayError:
-    """Error of a backfill of which only some occurrences are made. refused: positions of the other ones in `times`. The
+    """Error of a backfill that made only some of its occurrences. refused: positions in `times` of those not made. The
     cluster remembers this outcome under the Idempotency-Key, so the same request is not worth a retry."""
     made, go_on = len(times) - len(refused), format_instant(times[refused[0]])
     error = LimitReached(
@@ -317,7 +319,7 @@ def _cron_warnings(spec: Spec, after_ms: int) -> list[str]:
 
 
 def _until(times: Iterator[int], end_ms: int) -> Iterator[int]:
-    """The first of the ascending `times` that are before end_ms: at most MAX_RUN + 1."""
+    """Those of the ascending `times` that are before end_ms; at most MAX_RUN + 1 of them."""
     for at_ms in islice(times, MAX_RUN + 1):
         if at_ms >= end_ms:
             return

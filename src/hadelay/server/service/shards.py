@@ -1,4 +1,5 @@
-"""Services for the shard map: what this shard knows, one step of a change, and the names that a change leaves here."""
+"""Services for the shard map: what this shard knows of it, one step of a change, and names that will leave this
+shard."""
 
 import msgspec
 
@@ -16,13 +17,13 @@ from hadelay.settings.shardmap import ShardMap, Shards
 class ShardService(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        #: Its ledger has the map. Each HTTP request compares `replica.ledger.shards` with the map that its caches are
-        #: for, so this is an attribute, and no method.
+        #: State of the node, whose ledger has the shard map. It is an attribute, because each HTTP request compares the
+        #: map `replica.ledger.shards` with the map for which its caches were made.
         self.replica = node.replica
 
     @property
     def known(self) -> Shards:
-        """The shard maps that this node knows; each change makes a new object."""
+        """The shard maps (present and prepared) that this node knows; each change makes a new object."""
         return self._node.ledger.shards
 
     @property
@@ -37,11 +38,11 @@ class ShardService(Service):
         return ShardsOut(index, self.group, cluster_id, known.current, known.prepared, known.suspended)
 
     async def put(self, step: str, shards: ShardMap, by: Actor) -> ShardsOut:
-        """Carry out one step of a change; returns what this shard knows then. Raises BadRequest for a map that is
-        wrong, Conflict for a step that does not follow what the shard knows."""
+        """Carry out one step of a change of the shard map; returns the maps that this shard knows afterwards. Raises
+        BadRequest for a wrong map, Conflict for a step that does not follow the maps known here."""
         packed = msgspec.msgpack.encode(shards)
         if len(packed) > MAX_MAP_BYTES:
-            raise TooLarge(f"the shard map has {len(packed)} bytes, and at most {MAX_MAP_BYTES} are allowed")
+            raise TooLarge(f"the shard map has {len(packed)} bytes; at most {MAX_MAP_BYTES} are allowed")
         command = commands.encode_shard_map(ShardStep[step.upper()], packed)
         await self._administer(by, f"shards.{step}", f"version {shards.version}", command)
         with once_begun():

@@ -31,12 +31,12 @@ from hadelay.settings.topic import TopicSettings
 from hadelay.settings.urls import url_problem
 from hadelay.webhooks import new_secret_problem
 
-#: Number of topics that a list reads before other tasks of the event loop have a turn.
+#: Number of topics of a list that are read before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 200
 #: Timeout, in seconds, of looking up a webhook's host when the webhook is set; a timeout is no error.
 _RESOLVE_S = 2.0
-#: The leader's report per topic number: number of ready messages; time at which the oldest fell due; number of messages
-#: handed out in the last minutes; p50, p99 and maximum of the lateness of these, in ms.
+#: The leader's reports: topic number → number of ready messages; time at which the oldest fell due; number of messages
+#: handed out in the last minutes; p50, p99 and maximum of their lateness, in ms.
 Reports = dict[int, tuple[int, ...]]
 
 
@@ -70,7 +70,8 @@ class TopicService(Service):
         return found
 
     async def settings_of(self, name: str, *, stale: bool) -> TopicSettings:
-        """All settings of a topic. stale: as far as this node knows, unless it knows no such topic. Raises NotFound."""
+        """All settings of a topic. stale: as this node knows them, without confirming; unless it does not know the
+        topic. Raises NotFound."""
         if not stale or self._node.ledger.topic(name) is None:
             await self._confirm()
         return self._topic(name).settings
@@ -94,7 +95,7 @@ class TopicService(Service):
         return [self.document(topic, ready) for topic in found]
 
     async def get_group(self, name: str, group: str, *, stale: bool) -> Group[str]:
-        """A message group with pending messages. Raises NotFound."""
+        """A message group that has pending messages. Raises NotFound, also for a group without pending messages."""
         await self._confirm(stale)
         ledger, topic, now_ms = self._node.ledger, self._topic(name), self._node.now_ms()
         found = find_group(ledger, topic, hash_group(group))
@@ -108,14 +109,15 @@ class TopicService(Service):
     async def put_topic(
         self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True, pending: bool = False
     ) -> Topic[str]:
-        """Create or change a topic, or a subscription (orders~billing); None as a value resets a setting. subscribes:
-        whether a subscription may be created, too. pending: whether a new one gets copies of the topic's pending
-        messages. Raises BadRequest, Impossible, Conflict; NotFound for a subscription without topic, or that is missing
-        and may not be created."""
+        """Create or change a topic, or a subscription (orders~billing). config: settings; the value None resets a
+        setting. subscribes: whether a subscription may be created. pending: whether a new subscription gets copies of
+        the topic's pending messages. Raises BadRequest, Impossible, Conflict; NotFound for a subscription without its
+        topic, or that is missing and may not be created."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
-            # Refuse a sync mode that differs from the node's mode: the topic's owner would expect the wrong guarantees.
+            # Refuse a sync mode other than the nodes' mode: the topic's owner would expect guarantees that hand-outs do
+            # not have.
             raise Impossible(f"dispatch_sync must be {sync!r}, the nodes' dispatch.sync: topics cannot differ yet")
         if sync == "interval" and config.get("group_concurrency") is not None:
             raise Impossible(
@@ -142,7 +144,7 @@ class TopicService(Service):
         try:
             await self._administer(by, "topic.delete", name, commands.encode_topic_delete(name, force))
         except NotFound:
-            # Deleting a deleted topic succeeds: the answer to the first request may have been lost.
+            # It is no error to delete a deleted topic: the answer to the first request may have been lost.
             await self._confirm()
             if self._node.ledger.known_topic(name) is None:
                 raise
@@ -171,19 +173,19 @@ class TopicService(Service):
         return found
 
     async def ready(self, numbers: list[int] | None = None, *, stale: bool) -> Reports:
-        """Ask the leader for the ready messages of the topics `numbers`, or of each topic, which only its delivery loop
-        knows. A stale read on another node does not ask: it counts ready messages as scheduled."""
+        """Ask the leader for its reports about the topics `numbers`, or about all topics: only its delivery loop knows
+        the ready messages. A stale read on another node does not ask; it shows ready messages as scheduled."""
         if self._unasked(stale):
             return {}
         try:
             reports: Reports = await self._ask_leader("ready", numbers, self._wait_s)
         except OutcomeUnknown as error:
-            # The call to the leader only reads, so its outcome is not unknown: nothing was changed.
+            # This call to the leader only reads, so the outcome is known although no answer came: nothing was changed.
             raise NoLeader(error.detail, retry_after_ms=100) from None
         return reports
 
     def _unasked(self, stale: bool) -> bool:
-        """Whether a read does not ask the leader: a stale read on another node, or no leader is known."""
+        """Whether a read does not ask the leader: a stale read on another node, or a read without a known leader."""
         return not self._node.leading and (stale or self._node.raft.leader is None)
 
     def document(self, topic: TopicState, reports: Reports) -> Topic[str]:
@@ -209,7 +211,7 @@ class TopicService(Service):
 
 def _head(view: Description) -> GroupHead[str]:
     since_ms, consumer = view.deliver_at_ms if view.state is State.READY else None, None
-    # Take the present lease from the ledger: a history is limited, and may end before this lease.
+    # Take the present lease from the ledger: the history is limited in length, and may end before this lease.
     if view.state is State.LEASED and view.history and view.history[-1].event is Event.LEASED:
         since_ms, consumer = view.history[-1].at_ms, view.history[-1].consumer
     return GroupHead(
@@ -223,7 +225,8 @@ def _head(view: Description) -> GroupHead[str]:
 
 
 async def _known(asked: Awaitable[Any]) -> Any:
-    """Answer of the leader; None if it does not know the operation (earlier version), or no longer leads."""
+    """Answer of the leader to a link operation; None if there is no answer, because the leader has an earlier version,
+    or leads no longer."""
     try:
         return await asked
     except HadelayError:
@@ -231,15 +234,16 @@ async def _known(asked: Awaitable[Any]) -> Any:
 
 
 def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
-    """(action, target) of a change of settings; without values, because some are secrets."""
+    """Entry (action, target) for the audit trail about a change of settings. It names the settings without values,
+    because some are secrets."""
     if "paused" in config:
         return "topic.pause" if config["paused"] else "topic.resume", name
     return "topic.set", f"{name}: {' '.join(sorted(config))}" if config else name
 
 
 async def _check_urls(guard: Guard, config: dict[str, Any]) -> None:
-    """Check URLs and secrets of a webhook and an alert. Raises BadRequest if invalid, Impossible if the address may not
-    be called. This only reports mistakes early; the guard checks each connection."""
+    """Check URLs and secrets of a webhook and an alert. Raises BadRequest if one is malformed, Impossible if its
+    address may not be called. This only reports mistakes early: the guard checks each connection again."""
     for name in ("webhook", "alert"):
         part = config.get(name)
         if not isinstance(part, dict):

@@ -33,11 +33,11 @@ TOPICS_AT_ONCE = 500
 MOST_IDS = 100
 #: Pause before an alert, in seconds: one alert reports all messages that die together.
 _GATHER_S = 0.5
-#: Pause after a failed alert, in seconds; doubled after each further failure, up to alert_interval_ms.
+#: Pause after a failed alert, in seconds; it doubles after each further failure, up to alert_interval_ms.
 _RETRY_S = 5.0
 _TIMEOUT_S = 15.0
-#: Limit of already reported dead letters that a new leader skips to find the new ones; if there are more, its alert
-#: names no message ids.
+#: Limit of the already reported dead letters that a new leader skips in order to find the new ones. If there are more,
+#: its alert names no message ids.
 _COUNT_OFF = 10_000
 
 log = structlog.get_logger("hadelay")
@@ -47,7 +47,8 @@ log = structlog.get_logger("hadelay")
 class _Watch:
     """One topic with dead letters that no alert has reported yet."""
 
-    #: Position in the dead letters after the last reported one; None: not known, because another node reported it.
+    #: Position after the last reported letter in the topic's list of dead letters; None: unknown, because another node
+    #: reported it.
     cursor: bytes | None
     scheduled: bool = False
     failures: int = 0
@@ -63,8 +64,9 @@ class Alerts:
         self.sent = self.failed = 0
         self._term = 0
         self._watches: dict[int, _Watch] = {}
-        #: Position in the list of dead letters at the take-over, and number up to which topics were searched for deaths
-        #: from before. For topics up to this number that are not in `_watches`, all earlier dead letters are reported.
+        #: Position at the end of the list of dead letters at the take-over; and highest topic number up to which topics
+        #: were searched for unreported deaths. For topics up to that number that are not in `_watches`, all earlier
+        #: deaths are reported.
         self._since, self._looked_at = b"", -1
 
     def on_leader(self, term: int) -> None:
@@ -74,7 +76,7 @@ class Alerts:
         self._look_at(term, iter(sorted(self._node.ledger.topics.died)))
 
     def _look_at(self, term: int, numbers: Iterator[int]) -> None:
-        """Look for deaths that no alert has reported, in some topics per turn of the event loop."""
+        """Look for deaths that no alert has reported; some topics per turn of the event loop."""
         if term != self._term:
             return
         some = list(islice(numbers, TOPICS_AT_ONCE))
@@ -87,7 +89,7 @@ class Alerts:
             self._node.runtime.call_soon(self._look_at, term, numbers)
 
     def _now(self) -> bytes:
-        """End of the list of all dead letters at present, as a position: later deaths come after it."""
+        """Position behind all present dead letters: later deaths come after it."""
         return struct.pack(">QQ", self._node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
@@ -105,7 +107,7 @@ class Alerts:
             self._node.runtime.call_later(wait_s, self._tell, self._term, topic, watch)
 
     def _target(self, topic: TopicState) -> tuple[str, str] | None:
-        """(URL, secret) of the topic's alert."""
+        """(URL, secret) to which alerts about the topic go; None: nowhere."""
         if not topic.exists:
             return None
         if (alert := topic.settings.alert) is not None:
@@ -125,8 +127,8 @@ class Alerts:
         end: bytes,
         letters: Generator[None, None, Letters],
     ) -> None:
-        """Search for the letters of an alert, one slice per turn of the event loop; then send the alert. It reports the
-        topic's deaths before number `upto`, which are before position `end`."""
+        """Search for the dead letters that an alert has to name, one slice per turn of the event loop; then send the
+        alert. It reports the topic's deaths up to the count `upto`, which are before position `end`."""
         if term != self._term:
             return
         try:
@@ -166,7 +168,7 @@ class Alerts:
         self._call(CallRequest(url, headers, body, _TIMEOUT_S), answered)
 
     def _letters(self, topic: TopicState, watch: _Watch, count: int) -> Generator[None, None, Letters]:
-        """Search for the first dead letters that no alert has reported and that are not deleted yet."""
+        """Search for the first dead letters that no alert has reported yet, and that are not deleted."""
         if watch.cursor is not None:
             return (yield from listing(self._node.ledger, topic, watch.cursor, MOST_IDS))
         reported = max(topic.dead - count, 0)

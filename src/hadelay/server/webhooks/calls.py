@@ -15,7 +15,8 @@ from hadelay.webhooks import signature
 
 EVENT_TYPE = "hadelay.message"
 ALERT_TYPE = "hadelay.messages.died"
-#: Characters not percent-encoded in header values (CloudEvents HTTP 3.1.3.2): printable ASCII except space, ", %.
+#: Characters that are not percent-encoded in header values (CloudEvents HTTP 3.1.3.2): printable ASCII except space, ",
+#: %.
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
@@ -25,9 +26,9 @@ class CallRequest(NamedTuple):
     body: bytes
     timeout_s: float
     method: str = "POST"
-    #: Whether the receiver may see the client certificate of the configuration.
+    #: Whether the receiver may see the client certificate that the configuration names.
     identified: bool = False
-    #: Whether the answer's content type and the first MAX_REPLY bytes of its body are wanted.
+    #: Whether the caller wants the answer's content type, and the first MAX_REPLY bytes of its body.
     keeps: bool = False
 
 
@@ -38,18 +39,18 @@ class Reply(NamedTuple):
     reason: str
     retry_after_ms: int | None
     seconds: float
-    #: The answer, if the request keeps it.
+    #: The receiver's answer, if the request asked to keep it.
     kept: CallReply | None = None
 
 
 Done = Callable[[Reply], None]
-#: Function call(request, done) that makes a webhook call. It calls `done` once, later, on the event loop; never after
-#: the sender was closed.
+#: Type of a function call(request, done) that makes a webhook call. It calls `done` exactly once, later, on the event
+#: loop; but not after the sender was closed.
 Call = Callable[[CallRequest, Done], None]
 
 
 class Facts(NamedTuple):
-    """Facts about a message that its webhook call states, besides the body."""
+    """Facts about a message that the headers of its webhook call contain."""
 
     id: str
     topic: str
@@ -57,7 +58,7 @@ class Facts(NamedTuple):
     source: str
     deliver_at: str  # due time, RFC 3339
     attempt: int
-    uncounted: int  # number of earlier attempts that do not count
+    uncounted: int  # number of earlier attempts that do not count towards the limit of attempts
     redelivered: bool
     meta: Meta
     #: Id of the published message, if this message is a copy for a subscription.
@@ -67,8 +68,8 @@ class Facts(NamedTuple):
 def call_headers(
     facts: Facts, keys: Sequence[bytes], extra: Sequence[tuple[str, str]], now_ms: int, body: bytes
 ) -> dict[str, str]:
-    """Headers of a call about a message. extra: the topic's own headers, which replace the message's own headers; no
-    own header replaces one of the cluster's. Without keys there is no signature."""
+    """Headers of a webhook call about a message. extra: the headers set for the topic, which replace those set for the
+    message; neither can replace a header of the cluster. Without keys, the call has no signature."""
     meta, named = facts.meta, {name.lower() for name, _ in extra}
     headers = {
         **_event(facts.id, facts.source, EVENT_TYPE, facts.deliver_at),

@@ -15,7 +15,8 @@ def failure(status: int) -> str:
 
 
 def why(error: BaseException) -> str:
-    """Why a call got no answer, in one of a few fixed phrases, which are kept with the message for its owner."""
+    """Reason why a call got no answer, as one of a few fixed phrases: the message's owner can read it in the
+    history."""
     if isinstance(error, AddressRefused):
         return "address refused"
     if isinstance(error, (socket.gaierror, UnicodeError)):

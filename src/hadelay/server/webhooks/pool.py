@@ -51,7 +51,7 @@ _AGAIN_S = 0.1
 GONE = "webhook disabled: HTTP 410"
 #: Bucket bounds of the histogram hadelay_webhook_call_duration_seconds.
 _DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-#: Limit of the number of call outcomes that have their own counter.
+#: Limit of the number of different call outcomes that are counted each on its own; others are counted together.
 _MOST_OUTCOMES = 32
 
 log = structlog.get_logger("hadelay")
@@ -65,7 +65,7 @@ class Pool:
         self._runtime, self._delivery = node.runtime, node.delivery
         self.reports = Reports(node.name, node.runtime, node.publishing.propose, node.delivery.delays_of)
         self.queues: dict[int, WebhookQueue] = {}
-        #: Queues whose jobs wait because of a limit of concurrent calls, in the order of their turns.
+        #: Queues with jobs that wait because of a limit of concurrent calls, in the order of their turns.
         self._turns: deque[WebhookQueue] = deque()
         self._resuming = False
         self._hosts: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether calls are under way, or their outcomes are not committed yet."""
+        """Whether calls are under way, or outcomes of calls are not committed yet."""
         return bool(self.in_flight or self.reports.busy or any(queue.leased for queue in self.queues.values()))
 
     def on_leader(self, term: int) -> None:
@@ -99,7 +99,7 @@ class Pool:
             self._runtime.call_soon(self._look_at, term, numbers)
 
     def on_follower(self) -> None:
-        """Stop fetching messages; the dispatcher has answered the polls."""
+        """Stop fetching messages. (The dispatcher has answered the polls of the pool already.)"""
         self._term = 0
 
     def on_topic(self, topic: TopicState) -> None:
@@ -131,7 +131,8 @@ class Pool:
         most = queue.calls + queue.ahead(self._runtime.monotonic())
         room = most - queue.leased - sum(poll.max for poll in queue.polls)
         # Keep two polls, each for half of the queue's slots: one waits for due messages while the grant of the other is
-        # being committed. A poll asks for at least a quarter of the slots, so that not each free slot causes a poll.
+        # being committed. A poll asks for at least a quarter of the slots, so that not every slot that becomes free
+        # causes a poll.
         while len(queue.polls) < 2 and room >= max(1, most // 4):
             number = request_id or f"{self._term}-{next(self._numbers)}".encode()
             request_id = b""
@@ -140,8 +141,8 @@ class Pool:
             poll.done = partial(self._fetched, queue, poll)
             queue.polls.add(poll)
             room -= poll.max
-            # Submit the poll in the next turn of the loop: it may be answered at once, while this queue is being worked
-            # on.
+            # Submit the poll in the next turn of the loop: it may be answered at once, and this queue is being worked
+            # on now.
             self._runtime.call_soon(self._ask, queue, poll)
 
     def _ask(self, queue: WebhookQueue, poll: Poll) -> None:
@@ -151,7 +152,7 @@ class Pool:
     def _fetched(self, queue: WebhookQueue, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
         queue.polls.discard(poll)
         if delivery is None:
-            # Repeat the failed poll with the same request id, to get the messages if it was granted some.
+            # Repeat the failed poll with the same request id: if messages were granted to it, the repetition gets them.
             self._runtime.call_later(_AGAIN_S, self._fetch, queue, poll.request_id)
             return
         queue.jobs.extend(jobs_of(delivery, self._runtime.monotonic(), queue.floor))
@@ -159,8 +160,8 @@ class Pool:
         self._fetch(queue)
 
     def _run(self, queue: WebhookQueue) -> None:
-        """Begin as many of the queue's calls as limits allow: some now, the others soon. Begin no call for a paused
-        topic, and none about messages that were purged."""
+        """Begin as many of the queue's calls as its limits allow; if a limit stops it, it continues later. Begin no
+        calls for a paused topic, and none about messages that were purged."""
         topic = self._node.ledger.topics[queue.number]
         if topic.floor != queue.floor:
             queue.floor = topic.floor
@@ -194,19 +195,19 @@ class Pool:
             self._turns.append(queue)
 
     def _may_call(self, job: CallJob) -> bool:
-        """Whether the job's grant is committed, or no other node can have led since the grant. In interval mode
-        messages are fetched before their grants are committed: if this node stood still since then, the next leader may
-        have handed out the same messages."""
+        """Whether the job may be called about: its grant is committed, or no other node can have led since the grant.
+        In interval mode messages are fetched before their grants are committed: if this node stood still since then,
+        the next leader may have handed out the same messages."""
         node, (term, seq, *_) = self._node, job.lease
         return (term, seq) in node.ledger.grants or (term == self._term and node.raft.has_leader_lease())
 
     def _has_ended(self, job: CallJob) -> bool:
-        """Whether the message is settled, or has left the index entry that was fetched."""
+        """Whether the job's message is settled, or has moved from the index entry under which it was fetched."""
         _, _, _, hour, index = job.lease
         return self._node.ledger.outcome_of(hour, index)[0] is not None
 
     def _keep(self, queue: WebhookQueue) -> None:
-        """Extend the leases of messages fetched before a pause until the pause ends."""
+        """As long as the topic is paused, extend the leases of messages that were fetched before the pause."""
         if queue.jobs and not queue.keeping:
             queue.keeping = True
             first = min(job.ends for job in queue.jobs) - queue.needs_s
@@ -229,7 +230,7 @@ class Pool:
         self._take_turns()
 
     def _take_turns(self) -> None:
-        """Begin calls of the queues that had to wait because of a limit."""
+        """Begin calls of the queues that wait because of a limit, in the order of their turns."""
         for _ in range(len(self._turns)):
             if self.in_flight >= self._config.max_calls:
                 break
@@ -245,7 +246,8 @@ class Pool:
         return queue.calling < max(1, most // busy)
 
     def _read(self, queue: WebhookQueue, job: CallJob) -> bool:
-        """Read a job's record. False: the record comes later, and until then the job is out of the queue."""
+        """Read the record of a job. False: a thread has to read it from disk; until then, the job is out of the
+        queue."""
         queue.jobs.popleft()
         queue.absent += 1
         queue.reading += 1
@@ -277,8 +279,8 @@ class Pool:
         meta, webhook = unpack(packed), queue.webhook
         url, extra, ours = webhook.url, webhook.headers, True
         if meta.cb is not None and webhook.allow_per_message:
-            # A message's own URL gets the topic's headers, which may hold secrets, and the client certificate only at
-            # the same origin.
+            # If the message has its own URL, this URL gets the topic's headers, which may hold secrets, and the client
+            # certificate only if it has the same origin as the topic's URL.
             url, ours = meta.cb, origin_of(meta.cb) == origin_of(webhook.url)
             extra = extra if ours else ()
         if webhook.method in BODILESS:
@@ -334,14 +336,15 @@ class Pool:
         self.reports.add(Report(job.lease, job.ends, kept), verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
-        """After a job of the queue has ended: start waiting calls of this and other queues, and fetch more messages."""
+        """Continue after a job of the queue has ended: start waiting calls of this and other queues, and fetch more
+        messages."""
         self._run(queue)
         self._take_turns()
         self._fetch(queue)
         self._forget(queue)
 
     def _extend(self, queue: WebhookQueue) -> None:
-        """Extend the leases of waiting jobs that have too little time left for a call."""
+        """Extend the leases of those waiting jobs whose leases have too little time left for a call."""
         soon = self._runtime.monotonic() + queue.needs_s
         late = [job for job in queue.jobs if job.ends < soon]
         queue.jobs = deque(job for job in queue.jobs if job.ends >= soon)
@@ -356,13 +359,14 @@ class Pool:
                     if outcome == LeaseOutcome.DONE:
                         job.ends = asked + queue.lease_ms / 1000
                         queue.jobs.append(job)
-            # A message whose lease was lost, or is in doubt, is granted again when the lease has run out.
+            # If a lease was lost, or it is unknown whether it was extended, the message is granted again when its lease
+            # has ended.
             self._next(queue)
 
         self._node.publishing.propose(command, extended)
 
     def _disable(self, queue: WebhookQueue) -> None:
-        """Pause the topic, because its receiver answered 410. Fetched messages are nacked without a call."""
+        """Pause the topic, because its receiver answered with HTTP 410. Fetched messages are nacked without a call."""
         topic = self._node.ledger.topics[queue.number]
         webhook = topic.settings.webhook
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == queue.webhook.url:
@@ -374,13 +378,13 @@ class Pool:
 
     def _count(self, answer: Reply) -> None:
         outcome = f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")
-        # Reasons of failed calls may come from a library, so the number of counters is bounded.
+        # The reason of a failed call may be a text of a library, so the number of counters needs a limit.
         known = outcome in self.outcomes or len(self.outcomes) < _MOST_OUTCOMES
         self.outcomes[outcome if known else "other"] += 1
         self.durations.observe(answer.seconds)
 
     def health(self, topic: int) -> Health | None:
-        """Health of a topic's receiver, by the topic's number; None: this node does not call its webhook."""
+        """Health of the receiver of the topic with this number; None: this node does not call its webhook."""
         queue = self.queues.get(topic)
         return queue.health if queue is not None and self._term and not queue.removed else None
 
@@ -399,7 +403,7 @@ class Webhooks:
         self._node = node
         self.pool, self.alerts = Pool(node, call), Alerts(node, call)
         self._changed: dict[int, TopicState] = {}
-        #: Numbers of the topics with dead letters so far: only a topic's first dead letter is logged.
+        #: Numbers of the topics that have had dead letters: only a topic's first dead letter is logged.
         self._died: set[int] = set()
         node.delivery.watch, node.attention.health = self.on_topic, self.pool.health
         node.leadership.parts.append(self)
@@ -414,7 +418,8 @@ class Webhooks:
         self.alerts.on_follower()
 
     def on_topic(self, topic: TopicState) -> None:
-        """Note a topic whose settings changed or whose messages died. Called by apply, so the work is done later."""
+        """Note a topic whose settings changed, or in which messages died. Apply calls this, so the work is done after
+        apply."""
         if topic.settled[Event.DEAD] and topic.number not in self._died:
             self._died.add(topic.number)
             log.warning("first_death", topic=topic.name, look=f"hadelay dead list {topic.name}")

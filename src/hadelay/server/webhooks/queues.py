@@ -25,7 +25,7 @@ from hadelay.webhooks import key_of
 
 #: A lease as {term, seq, position, hour, index}, the fields of a LEASE row.
 Lease = tuple[int, int, int, int, int]
-#: Outcome to report for a lease: None for an ack; for a nack (delay in ms, or a negative special value of
+#: Verdict, the outcome to report for a lease: None for an ack; for a nack (delay in ms, or a negative special value of
 #: `encode_nack`; reason).
 Verdict = tuple[int, str] | None
 #: Limit of leases in one ack or nack command.
@@ -34,16 +34,16 @@ _MOST_LEASES = 1_000
 _MOST_BYTES = 256 << 10
 #: Pause before outcomes are proposed again, in seconds.
 _AGAIN_S = 0.05
-#: Margin of a lease in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
+#: Margin in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
 _MARGIN_MS = 5_000
-#: Time kept free in a lease after its call, in seconds, to report the outcome.
+#: Time in seconds that a lease has to last beyond the timeout of its call, so that the outcome can be reported.
 _REPORT_S = 2.0
-#: A Retry-After may ask for a wait of up to the longest wait of the topic's backoff, and of up to this time, in ms: a
-#: receiver's own limits may be slower than a short backoff.
+#: Limit in ms of the wait that a Retry-After may ask for; a longer wait is possible only if the topic's backoff has
+#: one. A receiver's own limits may need longer waits than a short backoff.
 _RETRY_AFTER_MS = 3_600_000
-#: Lower bounds of two limits of a topic's webhook calls: calls begun at the same moment, and calls begun per second. A
-#: receiver gets up to twice as many calls per second as it answers. Calls that begin together time out together, and
-#: delay all other work of this thread.
+#: Lower bounds of two limits of a topic's webhook calls: number of calls begun at the same moment, and calls begun per
+#: second. A receiver gets up to twice as many calls per second as it answers. Calls that begin together time out
+#: together, and then delay all other work of this thread.
 _AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
@@ -58,14 +58,14 @@ class CallJob:
     lease: Lease
     #: End of the lease on the monotonic clock, in seconds.
     ends: float
-    #: `Topic.floor` when the job was fetched: if `Topic.floor` has risen since, the message was purged.
+    #: `Topic.floor` when the job was fetched. If it has risen since then, the message was purged.
     floor: int
     first_id: int
     deliver_at_ms: int
     offset: int
     size: int
     attempt: int
-    #: Number of earlier attempts that do not count.
+    #: Number of earlier attempts that do not count towards the limit of attempts.
     uncounted: int
     redelivered: bool
     #: The message's record; set only while the job waits for a free call slot of its host.
@@ -73,22 +73,22 @@ class CallJob:
 
 
 class Report(NamedTuple):
-    """A lease whose call is over."""
+    """A lease whose call is over, to be acked or nacked."""
 
     lease: Lease
     #: End of the lease in monotonic seconds.
     ends: float
-    #: The receiver's answer, for a success callback.
+    #: The receiver's answer, which a success callback will contain; None: none is wanted.
     kept: CallReply | None = None
 
 
 @dataclass(slots=True)
 class Health:
-    """Answers of a webhook's receiver since this node leads, or since the URL was set. Calls to messages' own URLs
-    count, too. Times are Unix ms."""
+    """Answers of a webhook's receiver since this node leads, or since the URL was set. Calls to URLs that messages have
+    of their own count, too. Times are Unix ms."""
 
     calls: int = 0
-    #: Number of calls for messages that had been handed out before.
+    #: Number of calls for messages that had been handed out before, so were retries.
     retries: int = 0
     #: Number of failed calls since the last success, and time of the first of them; 0: the last call succeeded.
     failed: int = 0
@@ -113,28 +113,30 @@ class Health:
 
 
 class WebhookQueue:
-    """Queue of one topic with a webhook: fetched messages, calls under way, and the speed of the receiver."""
+    """Queue of one topic with a webhook: its fetched messages, the calls under way, and the measured speed of the
+    receiver."""
 
     def __init__(self, topic: TopicState) -> None:
         self.name, self.number = topic.name, topic.number
         self.jobs: deque[CallJob] = deque()
         #: Count of calls under way.
         self.calling = 0
-        #: Number of jobs that have had their turn and wait for their record from the disk.
+        #: Number of jobs that have had their turn, and wait for their records to be read from disk.
         self.reading = 0
-        #: Number of jobs that are out of the queue: jobs in `reading`, and jobs whose lease is being extended.
+        #: Number of jobs that are out of the queue for a while: those in `reading`, and those whose lease is being
+        #: extended.
         self.absent = 0
         self.polls: set[Poll] = set()
         self.removed = False
         self.health, self._url = Health(), ""
-        #: `Topic.floor` as last seen: messages fetched before it rose were purged.
+        #: `Topic.floor` when this queue last saw it. If it has risen since then, messages fetched before were purged.
         self.floor = topic.floor
-        #: True while a timer is set that will extend the leases of jobs waiting for the end of a pause.
+        #: True while a timer is set that will extend the leases of jobs that wait for the end of a pause.
         self.keeping = False
-        #: Number of calls answered since `_since`; monotonic time `_since`; and number of calls answered in the tenth
-        #: of a second before `_since`.
+        #: Measurement of the receiver's speed: number of calls answered since the monotonic time `_since`; `_since`;
+        #: and number of calls answered in the tenth of a second before `_since`.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
-        #: Number of calls that may begin (token bucket), as of the monotonic time `_filled`.
+        #: Number of calls that may begin now (a token bucket), as of the monotonic time `_filled`.
         self.tokens, self._filled = float(_AT_A_TIME), 0.0
 
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
@@ -150,9 +152,11 @@ class WebhookQueue:
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
         backoff = settings.backoff
         longest_ms = backoff.max_ms if isinstance(backoff, Exponential) else max(backoff, default=0)
-        #: Limit of the wait that a Retry-After may ask for: one wrong header would else park a message for years.
+        #: Limit in ms of the wait that a Retry-After may ask for: without it, one wrong header could delay a message
+        #: for years.
         self.longest_wait_ms = max(longest_ms, _RETRY_AFTER_MS)
-        #: Time in seconds that a lease must have left to begin a call: for the call, and to report its outcome.
+        #: Time in seconds that a lease must have left when a call begins: for the call, and for the report of its
+        #: outcome.
         self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
     def may_begin(self, mono: float) -> bool:
@@ -170,7 +174,7 @@ class WebhookQueue:
 
     def ahead(self, mono: float) -> int:
         """Number of messages to fetch beyond the limit of concurrent calls: as many as that limit, or as many as the
-        receiver takes in 0.2 s if that is more. Their leases must be committed before the calls."""
+        receiver answers in 0.2 s if that is more. Their leases have to be committed before their calls begin."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
@@ -200,13 +204,14 @@ class Reports:
     too."""
 
     def __init__(self, node: str, runtime: Runtime, propose: Propose, delays_of: Callable[[Rows], U32 | None]) -> None:
-        """delays_of: see DeliveryLoop.delays_of."""
+        """delays_of: returns the hand-out delays of leases, see DeliveryLoop.delays_of."""
         self.node, self.runtime, self.propose, self._delays_of = node, runtime, propose, delays_of
         #: Outcomes that wait to be proposed, by verdict.
         self._waiting: dict[Verdict, list[Report]] = {}
         self._in_flight = 0
         self._resting = False
-        #: Number of leases lost before their outcome was committed: the webhook is called again for these messages.
+        #: Number of leases that were lost before the outcome of their call was committed: these messages are called
+        #: about again.
         self.lost = 0
 
     @property
@@ -239,7 +244,8 @@ class Reports:
     def _answered(self, verdict: Verdict, part: list[Report], result: Any, error: HadelayError | None) -> None:
         self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
-            # Propose the outcomes again: a lease that was settled the first time is reported as settled.
+            # Propose the outcomes again. If the first proposal was committed after all, apply reports those leases as
+            # settled.
             self._waiting.setdefault(verdict, []).extend(part)
             self._resting = True
             self.runtime.call_later(_AGAIN_S, self._rested)
@@ -256,7 +262,7 @@ class Reports:
 
 
 def _parts(reports: list[Report]) -> Iterator[list[Report]]:
-    """Cut reports into commands of limited size."""
+    """Split reports into commands of limited size."""
     part: list[Report] = []
     size = 0
     for one in reports:

@@ -40,13 +40,13 @@ MAX_ANSWER = MAX_REPLY
 #: Idle time after which a connection is closed, in seconds: some servers close idle connections after 5 s, and a
 #: request sent just then fails.
 _IDLE_S = 4.0
-#: Time for which a host's addresses are used before they are looked up again.
+#: Time in seconds for which a host's addresses are used before the host is looked up again.
 _DNS_S = 10.0
-#: Timeout of a repeated look-up of a host's name, in seconds; after that the host's old addresses are used. Look-ups
-#: share a few threads, and slow names of one topic must not delay the calls of others.
+#: Time limit, in seconds, of waiting for a repeated look-up of a host's name; after that, the old addresses are used.
+#: Look-ups share a few threads, and slow names of one topic must not delay the calls of other topics.
 _SLOW_DNS_S = 1.0
 _MAX_NAMES = 1_024
-#: Time without an answer, in seconds, after which the next address of a host is tried in parallel (RFC 8305).
+#: Time in seconds without a connection after which the next address of a host is tried in parallel (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 _NO_ANSWER = "no HTTP answer"
 #: Limit of the Retry-After of an answer, in seconds; a message waits no longer than limits.max_delay anyway.
@@ -54,7 +54,7 @@ _LONGEST_WAIT_S = 1e9
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-#: Header fields of an answer that this client evaluates.
+#: Pattern of the header fields of an answer that this client evaluates.
 _FIELD = re.compile(
     rb"(?i)\n(connection|content-length|content-type|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)"
 )
@@ -66,12 +66,12 @@ Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
 
 
 class Endpoint(NamedTuple):
-    """The server that a connection leads to."""
+    """Server to which a connection leads, and whether with the client certificate."""
 
     host: str
     port: int
     tls: bool
-    #: Whether this side shows its client certificate.
+    #: Whether this side shows its client certificate to the server.
     identified: bool = False
 
 
@@ -132,7 +132,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def over(self, call: _Call, reason: str) -> None:
-        """End a call and report its outcome. reason: why the call failed, if there is no HTTP status."""
+        """End a call and report its outcome. reason: why the call failed, if it got no HTTP status."""
         call.end()
         if call not in self.calls:
             return
@@ -151,7 +151,7 @@ class Sender:
     def _head(self, line: str, headers: Mapping[str, str], size: int) -> bytes:
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if not fields.count("\n") == fields.count("\r") == len(headers):
-            raise ValueError("a header contains a line break")
+            raise ValueError("a header of the webhook call contains a line break")
         named = {name.lower() for name in headers}
         defaults = "".join([text for name, text in self._defaults.items() if name not in named])
         return f"{line}{defaults}{fields}Content-Length: {size}\r\n\r\n".encode()
@@ -173,7 +173,7 @@ class Sender:
             self.over(call, why(error))
 
     def _context(self, endpoint: Endpoint) -> ssl.SSLContext:
-        # Take the context at each connection: renewed certificates have a new one.
+        # Take the TLS context anew for each connection, because renewed certificates come with a new context.
         return self._certificates.client if endpoint.identified and self._certificates else _tls_context()
 
     async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
@@ -188,7 +188,8 @@ class Sender:
             name.until = now + _DNS_S
             name.task = asyncio.ensure_future(self._resolve(host, port))
             name.task.add_done_callback(name.resolved)
-        # Shield the look-up from cancellation: several calls wait for it, and each call may be cancelled.
+        # Shield the look-up from cancellation: several calls may wait for it, and cancelling one must not fail the
+        # others.
         if name.found is not None and not name.task.done():
             await asyncio.wait((name.task,), timeout=_SLOW_DNS_S)
         return name.found if name.found is not None else await asyncio.shield(name.task)
@@ -221,7 +222,7 @@ class _Name:
     __slots__ = ("found", "task", "until")
 
     def __init__(self) -> None:
-        #: Addresses found last, valid until `until`; None when the last look-up failed, or none was made.
+        #: Addresses that the last look-up found, valid until `until`; None if it failed, or if there was none yet.
         self.found: list[AddrInfoType] | None = None
         self.until = 0.0
         #: The latest look-up of the host's addresses, as an asyncio task.
@@ -239,41 +240,42 @@ class _Call:
 
     def __init__(self, done: Done, keeps: bool) -> None:
         self.done, self.began, self.keeps = done, time.monotonic(), keeps
-        #: The answer's content type, its body as far as received, and whether that is all of the body.
+        #: Content type of the answer, its body as far as received, and whether that is the whole body.
         self.content_type, self.body, self.whole = "", b"", False
         self.request = b""
         self.endpoint: Endpoint
         self.status = 0
         self.retry_after_ms: int | None = None
         self.timer: asyncio.TimerHandle
-        #: Task that opens a connection; None if the call uses an idle connection.
+        #: Task that opens a connection for this call; None if the call uses an idle connection.
         self.task: asyncio.Task[None] | None = None
         self.connection: _Connection | None = None
 
     def end(self) -> None:
-        """Stop the call's timer, and close its connection unless the connection is idle again."""
+        """Stop the call's timer; close the call's connection, unless the connection is idle again and can be reused."""
         self.timer.cancel()
         if self.connection is not None:
             self.connection.drop()
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to a receiver. call: the call under way; None while the connection is idle."""
+    """A connection to a receiver. call: the call under way on it; None while the connection is idle."""
 
     def __init__(self, sender: Sender, endpoint: Endpoint, call: _Call) -> None:
         self.sender, self.endpoint = sender, endpoint
         self.call: _Call | None = call
         self.since = 0.0
-        #: _used: an earlier call used the connection. _silent: no byte of the present call's answer came yet.
+        #: _used: whether an earlier call used the connection. _silent: whether no byte of the present call's answer
+        #: came yet.
         self._used, self._silent = False, True
-        #: Received bytes of the answer: first of the head, then of the body.
+        #: Bytes received of the answer: first those of its head, then those of its body.
         self._buffer = b""
-        #: _keep: whether the connection may be used again. _length: length of the answer's body; None if the body is
-        #: chunked, more than MAX_ANSWER if it ends with the connection.
+        #: _keep: whether another call may use the connection afterwards. _length: length of the answer's body; None if
+        #: the body is chunked; more than MAX_ANSWER if the body ends when the connection ends.
         self._keep, self._length = False, cast(int | None, 0)
         #: Whether the answer's body ends with the connection.
         self._until_closed = False
-        #: Offset at which the next chunk begins in the body of a chunked answer.
+        #: Offset of the next chunk in the body of a chunked answer.
         self._next = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -309,7 +311,8 @@ class _Connection(asyncio.Protocol):
                 self.sender.over(call, _NO_ANSWER)
                 return
             head, data, searched = data[: end.start()], data[end.end() :], 0
-            # Skip interim answers (1xx), except 101: after 101 the connection would not speak HTTP any more.
+            # Skip interim answers (1xx), except 101: after a 101, the receiver would no longer speak HTTP on this
+            # connection.
             if line[2][:1] != b"1" or line[2] == b"101":
                 call.status = int(line[2])
                 self._frame(call, line[1] == b"1", head)
@@ -356,8 +359,8 @@ class _Connection(asyncio.Protocol):
         call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
 
     def keep_body(self, call: _Call, closed: bool = False) -> None:
-        """Give the call what was received of its answer's body, if the call keeps the answer. closed: whether the
-        receiver closed the connection in good order."""
+        """If the call keeps the answer, give it the body as far as received. closed: whether the receiver closed the
+        connection in good order."""
         if not (call.keeps and call.status):
             return
         data, length = self._buffer, self._length
@@ -369,7 +372,8 @@ class _Connection(asyncio.Protocol):
         call.body, call.whole = data[:MAX_REPLY], call.whole and len(data) <= MAX_REPLY
 
     def _chunks(self, data: bytes) -> int:
-        """Offset at which a chunked body ends; more than MAX_ANSWER while that is unknown, or if malformed."""
+        """Offset at which a chunked body ends; more than MAX_ANSWER if the body is malformed, or its end has not come
+        yet."""
         while chunk := _CHUNK.match(data, self._next):
             size = int(chunk[1], 16)
             if not size:
@@ -385,14 +389,14 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.sender.lost(self)
         elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
-            # The receiver closed the idle connection meanwhile: repeat the call on a new one (RFC 9112, 9.3.1).
+            # The receiver closed the connection while it was idle: repeat the call on a new one (RFC 9112, 9.3.1).
             self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
 
 
 def _joined(data: bytes) -> tuple[bytes, bool]:
-    """(content of the chunks in the first part of a chunked body, whether the last chunk is among them)."""
+    """Returns (contents of the chunks in the first part of a chunked body, whether the last chunk is among them)."""
     parts, at = list[bytes](), 0
     while chunk := _CHUNK.match(data, at):
         size = int(chunk[1], 16)
@@ -412,7 +416,8 @@ def _tls_context() -> ssl.SSLContext:
 
 @lru_cache(maxsize=1024)
 def _target(method: str, url: str, identified: bool) -> tuple[Endpoint, str]:
-    """Server to connect to for a URL, and first lines of the request. ValueError if the URL cannot be called."""
+    """Server to connect to for a URL, and the first lines of the request to it. ValueError if the URL cannot be
+    called."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
         raise ValueError("the URL has no host")
