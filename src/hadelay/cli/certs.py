@@ -72,7 +72,7 @@ def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days
         if not re.fullmatch(r"[A-Za-z0-9.:*_-]+", host):
             raise BadRequest(f"{host!r} is neither a host's name nor an address")
     if not (directory / "ca.key").exists():
-        raise NotFound(f"{directory}: there is no ca.key to sign certificates with")
+        raise NotFound(f"{directory}: ca.key is missing, which signs certificates: copy the key of ca.pem there")
     names = ", ".join(f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((name, *hosts)))
     authority = directory.absolute() / "ca"
     signed = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key")

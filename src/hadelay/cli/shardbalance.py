@@ -97,7 +97,8 @@ def _transfer(at: Remote, move: Move) -> None:
         return
     if now.leader != move.source or move.target not in now.able:
         raise Conflict(
-            f"shard {move.shard} has changed: {now.leader} leads, and {move.target} was to follow {move.source}"
+            f"shard {move.shard} has changed: {now.leader} leads. The planned transfer from {move.source} to "
+            f"{move.target} is not possible any more"
         )
     call(at, "POST", "/v1/cluster:transfer-leader", {"to": move.target}, needs="leader", timeout_s=_TRANSFER_S)
 

@@ -187,7 +187,9 @@ def _change(
     bootstrap: str = "",
 ) -> None:
     if remote.shard is not None:
-        raise BadRequest("--shard: a change is made in all shards; --servers names a node of any of them")
+        raise BadRequest(
+            "--shard: a change is made in all shards: leave the option out, and name any node with --servers"
+        )
     shards = Shards.named_by(remote, given)
     known = _looked_at(shards, given, plan, bootstrap)
     try:

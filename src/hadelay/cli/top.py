@@ -176,7 +176,7 @@ def _trouble(now: Sample) -> Iterator[str]:
 
 
 def _fullest(remote: Remote, most: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """(fullest topics of all shards, shards that do not answer)"""
+    """Returns (fullest topics of all shards, shards that do not answer)."""
     try:
         answer = call(remote, "GET", "/v1/topics", needs="topics", query={"partial": True})
     except (HadelayError, OSError):

@@ -12,7 +12,7 @@ from hadelay.client.wire import own_or_new_key, payload_of, plain, when_of
 
 T = TypeVar("T")
 
-#: Names of the schedule settings that are a single time.
+#: Names of the schedule settings whose value is a single time.
 _TIMES = ("start", "end")
 
 

@@ -29,7 +29,7 @@ class HandlerThreads:
         def ended(error: BaseException | None) -> None:
             self._idle += 1
             if done.done():
-                return  # the caller was cancelled
+                return  # the caller was cancelled, so nobody waits for the result
             if error is None:
                 done.set_result(None)
             else:

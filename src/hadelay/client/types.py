@@ -61,7 +61,7 @@ class Message(Struct, kw_only=True):
     #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: datetime | None = None
-    #: Message group.
+    #: Message group that the message belongs to; None without a group.
     group: str | None = None
     #: Key of the batch that the message joined.
     batch: str | None = None

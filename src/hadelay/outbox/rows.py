@@ -128,7 +128,7 @@ def put_of(row: Row) -> Put:
     if row.size > MAX_BODY:
         raise ValueError(f"body and options have {row.size} bytes; an outbox relays at most {MAX_BODY}")
     if row.body is not None and row.body_bytes is not None:
-        raise ValueError("a row has either body or body_bytes")
+        raise ValueError("a row may have body or body_bytes, not both")
     if isinstance(row.body_bytes, str):
         raise ValueError("body_bytes is a text: write it into body")
     body: Body = row.body if row.body is not None else bytes(row.body_bytes or b"")

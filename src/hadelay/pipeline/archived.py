@@ -69,7 +69,7 @@ def difference(archive: Location, part: PartFile) -> str:
             if f"{crc:08x}" == part["crc32c"] and pq.read_metadata(file).num_rows == part["rows"]:
                 return ""
     except (OSError, pa.ArrowInvalid):
-        archive.size(part["path"])  # OSError if the store does not answer
+        archive.size(part["path"])  # raises OSError if the store does not answer; else the file is damaged
     return f"the file's CRC is not {part['crc32c']}, as it was when the file was written"
 
 

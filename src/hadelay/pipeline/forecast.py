@@ -25,7 +25,7 @@ _NEAR_S = 600
 
 
 class DrainTime(NamedTuple):
-    #: Maximum number of waiting messages, and their longest wait.
+    #: Maximum number of messages that wait at the same time, and longest wait of a message in seconds.
     backlog: int
     wait_s: float
     #: First second from which on no message waits; None: not within the forecast.

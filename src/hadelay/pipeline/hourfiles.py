@@ -100,7 +100,7 @@ class NameMap(NamedTuple):
         return np.array([*found, False]) if topics else None
 
     def halves(self) -> tuple[Half, Half]:
-        """Topic and subscription of each topic number."""
+        """Split each topic number's name: (topics, subscriptions), both by topic number."""
         parts = [name.partition(SEPARATOR) for name in self.topics]
         return Half.of(of for of, _, _ in parts), Half.of(own for _, _, own in parts)
 
@@ -122,7 +122,7 @@ class NameMap(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The topic, or the subscription, in the names of queues."""
+    """One half of the queues' names: the names of their topics, or of their subscriptions."""
 
     #: Distinct names of the topics, or of the subscriptions, of the hour.
     names: list[str]

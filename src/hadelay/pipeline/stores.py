@@ -105,7 +105,7 @@ class FileStore:
             parts = [name.rpartition(".") for name in location.list("hours") or ()]
             known = {hour_of(name) for name, _, suffix in parts if suffix in _SUFFIXES}
             whole, size = self._whole_rows, self._size
-            # Foreign files and directories are passed over.
+            # Skip files and directories that are not of an hour.
             hours = sorted(hour for hour in known if hour is not None and self._is_there(hour))
             files = [HourFiles(hour, whole(hour, "idx"), whole(hour, "dsp"), size(hour, "log")) for hour in hours]
             return Listing(files, 0, self._cluster())

@@ -36,11 +36,11 @@ def decode(data: bytes, *types: type) -> list[Any]:
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
     except Exception as error:  # msgpack raises several types of errors
-        raise BadFrame(f"kind {data[0]}: {error}") from error
+        raise BadFrame(f"frame of kind {data[0]}: {error}") from error
     if type(fields) is not list or [type(field) for field in fields] != list(types):
-        raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")
+        raise BadFrame(f"frame of kind {data[0]}: the types of the fields are not {[t.__name__ for t in types]}")
     if any(type(field) is int and not 0 <= field < LIMIT for field in fields):
-        raise BadFrame(f"kind {data[0]}: a number is negative or too large")
+        raise BadFrame(f"frame of kind {data[0]}: a number is negative or too large")
     return fields
 
 
