@@ -1,4 +1,5 @@
-"""Load besides the ordinary messages: a topic whose messages have groups, and one whose messages bulk jobs change."""
+"""Extra load of a chaos run: one topic whose messages have message groups, and one whose messages are changed by bulk
+jobs."""
 
 import asyncio
 import random
@@ -13,16 +14,18 @@ from hadelay.errors import HadelayError, Impossible
 
 T = TypeVar("T")
 _PAUSE_S, _PUT_S, _LEASE_S, _END_S = 0.2, 0.3, 2.0, 60.0
-#: Number of groups, and share of hand-outs whose lease runs out.
+#: Number of message groups; and share of hand-outs that are not acked, so that their leases run out.
 _GROUPS, _FORGOTTEN = 3, 0.1
-#: Pause between two rounds of jobs, in seconds; and rate of a job, so low that a job has some steps.
+#: Pause between two rounds of bulk jobs, in seconds; and limit of a job's rate, in messages per second, so low that a
+#: job takes several steps.
 _ROUND_S, _RATE = 1.0, 40.0
-#: Number of messages of a round; their delay, in ms; and the shift of the first job.
+#: Number of messages per round of bulk jobs; their delay, in ms; and shift of their due times by the first job, as text
+#: and in seconds.
 _MANY, _DELAY_MS, _SHIFT, _SHIFT_S = 30, 3_600_000, "30m", 1_800.0
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call until it is answered. Raises Impossible."""
+    """Repeat a call until the cluster answers it. Raises Impossible if the cluster answers with that error."""
     while True:
         try:
             return await call()
@@ -33,7 +36,8 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class Besides:
-    """Work that goes on until the end of the run; `finish` waits until the operations that have begun are done."""
+    """Base class of extra load, which goes on until the end of the run. `finish` stops it, and waits until the
+    operations that have begun are done."""
 
     def __init__(self, topic: str, history: History) -> None:
         self.topic, self.history, self.open = topic, history, True
@@ -48,7 +52,8 @@ class Besides:
 
 
 class Lines(Besides):
-    """Messages of three groups, of which one message at a time may be handed out (commit mode only)."""
+    """Publishes and consumes messages of three message groups. Of each group, one message at a time may be handed out
+    (commit mode only)."""
 
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
@@ -74,7 +79,7 @@ class Lines(Besides):
         self._look()
 
     def _look(self) -> None:
-        """End this part of the run once all published messages are acked."""
+        """End this extra load once all published messages are acked."""
         if self._published == len(self._acked) and not self._ended.is_set():
             self.history.record("aside", t=self.history.clock(), published=self._published, acked=len(self._acked))
             self._ended.set()
@@ -100,7 +105,8 @@ class Lines(Besides):
 
 
 class Moves(Besides):
-    """Messages that one bulk job moves by half an hour, and another one cancels; again and again."""
+    """In rounds: publishes messages, shifts their due times by half an hour with one bulk job, and cancels them with
+    another."""
 
     async def work(self, client: AsyncClient) -> None:
         rounds = 0

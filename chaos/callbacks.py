@@ -1,5 +1,5 @@
-"""A topic whose messages are acked, or made dead by their consumer; another topic gets a callback about each of these
-messages."""
+"""Extra load of a chaos run: messages that a consumer acks or makes dead letters, and callbacks about them in another
+topic."""
 
 import asyncio
 import random
@@ -12,18 +12,20 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: One message in this many is made a dead letter; share of hand-outs whose leases are left to run out.
+#: One message in this many is made a dead letter; and share of hand-outs that are not settled, so that their leases run
+#: out.
 _DEAD, _FORGOTTEN = 4, 0.1
 
 
 class Callbacks(Besides):
-    """Records each ack and each nack that makes a message dead ("settle"), those that were confirmed ("settled"), and
-    each hand-out of a callback ("callback")."""
+    """Publishes and settles messages, and consumes their callbacks. Records each ack and each nack that makes a message
+    dead ("settle"), those that were confirmed ("settled"), and each hand-out of a callback ("callback")."""
 
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self.outcomes = f"{topic}-outcomes"
-        #: Kind of callback, "success" or "failure", by the id of an acked callback; and ids of their messages.
+        #: Id of an acked callback → kind of the callback, "success" or "failure"; and ids of the messages that acked
+        #: callbacks are about.
         self._kinds, self._reported = dict[str, str](), set[str]()
         #: Number of published messages, set when publishing has ended.
         self._published = -1
@@ -62,7 +64,8 @@ class Callbacks(Besides):
             self._look()
 
     async def _settle(self, client: AsyncClient, messages: list[AsyncMessage], kind: str) -> None:
-        """Ack messages, or make them dead."""
+        """Ack messages (kind "success"), or make them dead letters ("failure"); record the requests and the
+        confirmations."""
         if not messages:
             return
         for m in messages:
@@ -83,7 +86,7 @@ class Callbacks(Besides):
         self.history.record(event, t=self.history.clock(), **fields)
 
     def _look(self) -> None:
-        """End this part of the run once a callback about each message is acked."""
+        """End this extra load once a callback about each message is acked."""
         if self._published == len(self._reported) and not self._ended.is_set():
             callbacks, successes = len(self._kinds), sum(kind == "success" for kind in self._kinds.values())
             self.history.record(
@@ -93,7 +96,8 @@ class Callbacks(Besides):
 
 
 def unreported(history: History) -> Iterator[tuple[str, str]]:
-    """C1: each ack, and each death, has one callback, of its kind; a callback reports nothing else."""
+    """C1: each ack, and each death of a message, has exactly one callback, of the right kind ("success" or "failure").
+    There are no other callbacks."""
     asked = {event["id"]: event["kind"] for event in history.of("settle")}
     reported = defaultdict[str, set[str]](set)
     for event in history.of("callback"):

@@ -1,4 +1,5 @@
-"""A schedule whose message and interval are changed, and that is paused, triggered and resumed, again and again."""
+"""Extra load of a chaos run: a schedule whose message and interval are changed, and that is paused, triggered and
+resumed, again and again."""
 
 import asyncio
 import contextlib
@@ -21,8 +22,9 @@ _PAUSE_S, _END_S = (0.3, 2.0), 60.0
 
 
 class Changing(Planned):
-    """Also records each change ("changed-set"): version of the schedule and time since which it is in force; and each
-    trigger ("changed-trigger"): the ids that a request and its repetition were answered with."""
+    """Changes a schedule, and consumes its messages. Also records each change ("changed-set"): version of the schedule
+    and time since which it is in force; and each trigger ("changed-trigger"): the ids that a request and its repetition
+    were answered with."""
 
     prefix = "changed-"
 
@@ -50,7 +52,7 @@ class Changing(Planned):
         await self._put(client)
 
     async def _put(self, client: AsyncClient) -> None:
-        """Give the schedule another message, and its interval."""
+        """Store the schedule with a new message and the present interval."""
         self._body += 1
         body, every_s = b"%d" % self._body, self._every_ms / 1000
         await self._change(lambda: client.put_schedule(self.schedule, self.topic, body, every=every_s, catch_up="all"))
@@ -83,7 +85,7 @@ class Changing(Planned):
 
 def outdated(history: History) -> Iterator[tuple[str, str]]:
     """S4: between two changes of a schedule, its messages are those of the version in force: each occurrence once, none
-    left out, none while the schedule is paused. A trigger makes one message, also if it is repeated."""
+    left out, none while the schedule is paused. A trigger publishes one message, also if the request is repeated."""
     triggers = history.of("changed-trigger")
     manual = {message_id for event in triggers for message_id in event["ids"]}
     ids, bodies, given = defaultdict[int, set[str]](set), dict[int, int](), set[str]()
@@ -111,19 +113,20 @@ def outdated(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[tuple[str, str]]:
-    """Judge the messages that a schedule made between two changes of it: the pattern in force asks for all of them, and
-    for no others. bodies: body of the message by the time of its occurrence. spare: number of messages that may be
-    absent: the schedule counts them as missed or refused."""
+    """Check the messages that a schedule made between two changes: they must be exactly those of the version in force.
+    bodies: time of an occurrence → body of its message. spare: number of messages that may be absent, because the
+    schedule counts them as missed or refused."""
     ordered = sorted(bodies)
     for one, until_ms in _surely(history.of("changed-set")):
         since_ms, every_ms = one["since_ms"], one["every_ms"]
         found = ordered[bisect_right(ordered, since_ms) : bisect_right(ordered, until_ms)]
-        # A message may be leased this long before it is due; then the change does not cancel the message.
+        # A change does not cancel a message that is already leased, which may be MAX_AHEAD_MS before its due time.
         late = [at_ms for at_ms in found if at_ms > since_ms + MAX_AHEAD_MS]
         if not every_ms:
             yield "paused", f"occurrences {late} came out, and the schedule was paused at {since_ms}" if late else ""
             continue
-        # After an outage, the last occurrences before a change may be absent.
+        # Check only up to the last occurrence that came out: after an outage, the last ones before a change may be
+        # absent.
         first, end = (since_ms // every_ms + 1) * every_ms, found[-1] + 1 if found else 0
         absent = set(range(first, end, every_ms)).difference(found)
         text = f"occurrences {sorted(absent)} never came out, and later ones of version {one['version']} did"
@@ -135,8 +138,8 @@ def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[
 
 
 def _surely(changes: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
-    """(change, time of the next change) for each change whose neighbours are known. The network may repeat a request,
-    which then takes effect a second time, later: the schedule's version shows such repetitions."""
+    """Yield (change, time of the next change) if no unknown change lies between a change and its neighbours, by version
+    number. The network may repeat a request, which then takes effect a second time, later."""
     for before, one, after in zip([{"version": 0}, *changes], changes, changes[1:], strict=False):
         if (before["version"] + 1, one["version"] + 1) == (one["version"], after["version"]):
             yield one, after["since_ms"]

@@ -124,7 +124,7 @@ def lost(history: History) -> Iterator[Case]:
     run, or its TTL ended it. A message that was handed out ended in the way its consumer asked for. A redriven dead
     letter was handed out again."""
     if not history.of("drained"):
-        return  # an interrupted run does not wait for pending messages
+        return  # skip this check: an interrupted run does not wait for pending messages
     given: dict[str, list[Given]] = defaultdict(list)
     for g in history.given:
         given[g.id].append(g)

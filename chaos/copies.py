@@ -1,4 +1,5 @@
-"""A topic with two subscriptions: each message is received and acked three times, or cancelled by its published id."""
+"""Extra load of a chaos run: a topic with two subscriptions. Each message is received and acked three times, or
+cancelled by its published id."""
 
 import asyncio
 import random
@@ -11,21 +12,22 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import Conflict, HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: Longest delay of a message, in seconds; share of hand-outs whose lease runs out; and one message in this many is
-#: cancelled.
+#: Longest delay of a message, in seconds; share of hand-outs that are not acked, so that their leases run out; and one
+#: message in this many is cancelled.
 _DELAY_S, _FORGOTTEN, _CANCELLED = 1.5, 0.1, 4
 #: Rounding error of times, which are reported in whole milliseconds.
 _ROUNDING_MS = 2
 
 
 class Copies(Besides):
-    """Records each publish ("copied"), the copies that a cancel ended ("copy-cancelled"), each hand-out of a copy
-    ("copy-given"), and each ack that was confirmed ("copy-acked")."""
+    """Publishes, cancels and consumes messages and their copies. Records each publish ("copied"), the copies that a
+    cancel ended ("copy-cancelled"), each hand-out of a copy ("copy-given"), and each ack that was confirmed
+    ("copy-acked")."""
 
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self.queues = [topic, f"{topic}~a", f"{topic}~b"]
-        #: Copies that are acked or cancelled, as (number of the message, queue).
+        #: Acked copies and cancelled copies, each as (number of the message, queue).
         self._acked, self._cancelled = set[tuple[int, str]](), set[tuple[int, str]]()
         #: Number and id of each message whose cancel was requested.
         self._asked: dict[int, str] = {}
@@ -58,7 +60,8 @@ class Copies(Besides):
         await asyncio.sleep(_PUT_S)
 
     async def _cancel(self, client: AsyncClient, message_id: str) -> dict[str, str]:
-        """Cancel the copies of a message that wait; returns the outcome of each queue, or {} if no copy waited."""
+        """Cancel all copies of a message. Returns queue → outcome, as some copies may be leased or acked already; {} if
+        the answer has no outcomes."""
         try:
             await client.cancel(message_id)
         except Conflict as late:
@@ -71,7 +74,8 @@ class Copies(Besides):
         self._cancelled.update((n, queue) for queue in queues)
 
     async def _look_up(self, client: AsyncClient) -> None:
-        """Look up the copies that may be cancelled: the network may repeat a cancel, which then takes effect later."""
+        """Look up messages whose copies may have been cancelled: the network may repeat a cancel, which then takes
+        effect later."""
         for n, message_id in self._asked.items():
             if not {(n, queue) for queue in self.queues} <= self._acked | self._cancelled:
                 found = await insist(lambda: client.get(message_id))  # noqa: B023
@@ -102,7 +106,7 @@ class Copies(Besides):
         self._look()
 
     def _look(self) -> None:
-        """End this part of the run once all copies of all messages are acked or cancelled."""
+        """End this extra load once all copies of all messages are acked or cancelled."""
         many = self._published * len(self.queues)
         if many == len(self._acked | self._cancelled) and not self._ended.is_set():
             self.history.record("aside", t=self.history.clock(), published=many, acked=len(self._acked))
@@ -117,7 +121,7 @@ def miscopied(history: History) -> Iterator[tuple[str, str]]:
     for event in history.of("copy-given"):
         ids[event["n"], event["queue"]].add(event["id"])
     for (n, queue), found in ids.items():
-        # The message of the own queue has the published id.
+        # The copy in the topic's own queue has the published id.
         named = found | ({puts[n]["id"]} if n in puts and "~" not in queue else set())
         yield "once", f"message {n} came out of {queue} as {', '.join(sorted(named))}" if len(named) > 1 else ""
     ends = _ends(history)

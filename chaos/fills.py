@@ -1,5 +1,4 @@
-"""Topics that get a subscription while messages are pending: the subscription also gets these messages. Again and
-again."""
+"""Extra load of a chaos run: subscriptions that are created while messages are pending, and get these messages, too."""
 
 import asyncio
 from collections import Counter
@@ -12,12 +11,14 @@ from hadelay.errors import NotFound
 
 #: Pause between two rounds, and between two checks whether the copies are complete, in seconds.
 _ROUND_S, _LOOK_S = 1.0, 0.2
-#: Number of pending messages of a round; one message in this many is rescheduled meanwhile; and the messages' delay.
+#: Number of pending messages per round; one message in this many is rescheduled while the subscription is filled; and
+#: the messages' delay.
 _MANY, _MOVED, _DELAY = 60, 10, "1h"
 
 
 class Fills(Besides):
-    """Records which messages of a round had no copy in the end, or more than one ("filled")."""
+    """Creates subscriptions in rounds. Records which messages of a round had no copy in the end, or more than one
+    ("filled")."""
 
     async def work(self, client: AsyncClient) -> None:
         rounds = 0
@@ -30,7 +31,8 @@ class Fills(Besides):
         self._ended.set()
 
     async def _round(self, client: AsyncClient, topic: str) -> None:
-        """Publish messages into a new topic, subscribe, and delete both."""
+        """One round: publish messages to a new topic, create a subscription, wait until it is filled, and delete
+        both."""
         await insist(lambda: client.put_topic(topic))
         puts = [Put(topic=topic, body=b"f", delay=_DELAY, key=str(n)) for n in range(_MANY)]
         ids: list[str] = []
@@ -60,7 +62,7 @@ class Fills(Besides):
         try:
             await client.delete_topic(topic, force=True)
         except NotFound:
-            return  # the answer to an earlier request was lost
+            return  # an earlier request deleted the topic, and its answer was lost
 
 
 def unfilled(history: History) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ class Series:
         slopes = [(b - a) / (t - s) for (s, a), (t, b) in combinations(few, 2) if t > s]
         rise = median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
         values = [value for _, value in half]
-        # limit the result: the figures of a restarted node rise steeply for a short while
+        # limit the growth to the range of the values: after a restart, a node's values rise steeply for a short while
         most = max(values) - min(values)
         return max(-most, min(most, rise))
 

@@ -1,4 +1,5 @@
-"""First hand-outs of messages, spans with faults, and the lateness that these faults explain (I10)."""
+"""Check I10 of lateness: first hand-outs of messages, time spans with faults, and the lateness that these faults
+excuse."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator

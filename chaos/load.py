@@ -28,16 +28,17 @@ from hadelay.errors import HadelayError
 _PUT_S, _RECEIVE_S, _SETTLE_S = 10.0, 5.0, 5.0
 _LOOK_S = 0.02
 _TAGS = ("a", "b", "c", "d")
-#: Tag filters of receives, as (all required, one required); consumers use them in turns.
+#: Tag filters of receives, as (tags that are all required, tags of which one is required); consumers use them in turns.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
-#: Longest time, in seconds, from a request to an answer that is recorded: a later answer may be that of a retry, and
-#: the first try may then take effect later.
+#: Limit, in seconds, of the answer time of a reschedule or redrive: a later answer is not recorded, because it may be
+#: that of a retry, whose first try may still take effect.
 _SURE_S = 0.5
 #: Seconds between two listings of the dead letters, and between a listing and its redrives.
 _DEAD_LOOK_S = 0.7
 #: Interval, in seconds, and batch size of the look-ups of messages whose TTL should have ended.
 _EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
-#: Prefix of markers that chaos looks for in the journals, and seconds between two messages with a marker.
+#: Name of the meta entry with a marker that chaos looks for in the journals; and seconds between two messages with a
+#: marker.
 _MARK, _MARK_S = "chaos", 0.4
 #: Final states of a message.
 _OVER = ("acked", "cancelled", "expired")
@@ -119,7 +120,7 @@ class Traffic:
             )
 
     async def finish(self, client: AsyncClient) -> None:
-        """Wait until the work besides the ordinary messages has ended."""
+        """Wait until all extra load (chaos.besides and similar modules) has ended."""
         await asyncio.gather(
             self.planned.finish(client), self.changing.finish(client), self.lines.finish(), self.moves.finish(),
             self.copies.finish(), self.fills.finish(), self.callbacks.finish(),
@@ -257,7 +258,8 @@ class Traffic:
             self.history.record("cancelled", n=n, t=self.history.clock())
 
     async def _reschedule(self, client: AsyncClient, n: int) -> None:
-        """Reschedule by a delay, or to a time computed from the receipt: a late request then has no effect."""
+        """Reschedule a message by a delay, or to an absolute time computed from its receipt, which a late repetition of
+        the request does not change."""
         put = self.history.puts[n]
         await asyncio.sleep(self.draw.uniform(0, put.delay_s))
         delay_s = round(self.draw.uniform(*self.load.delay_s), 3)

@@ -1,4 +1,4 @@
-"""A schedule of the load: a message each second, and a consumer that acks all of them."""
+"""Extra load of a chaos run: a schedule that publishes a message each second, and a consumer that acks all of them."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,15 @@ from hadelay.errors import HadelayError
 
 #: Interval of the schedule, in ms.
 EVERY_MS = 1_000
-#: Limits in seconds: of a request; and, at the end of a run, of the wait for messages that were made.
+#: Limits in seconds: of a request; and, at the end of a run, of the wait for messages that the schedule made.
 _REQUEST_S, _END_S = 10.0, 60.0
 _PAUSE_S = 0.1
 
 
 class Planned:
-    """Records each hand-out of the schedule's messages ("occurrence"); at the end ("scheduled"), what the schedule says
-    that it made. Chaos neither deletes nor changes the schedule, so no occurrence may be left out."""
+    """Creates a schedule, and consumes its messages. Records each hand-out ("occurrence"), and in the end the
+    schedule's own counts ("scheduled"). Chaos neither deletes nor changes this schedule, so no occurrence may be left
+    out."""
 
     #: Prefix of the names of the recorded events.
     prefix = ""
@@ -62,7 +63,8 @@ class Planned:
             with contextlib.suppress(HadelayError, OSError):
                 found = await client.pause_schedule(self.schedule)
                 cancelled = {m.id async for m in client.messages(self.topic, state="cancelled")}
-                # In interval mode, a message may be cancelled that was handed out a moment before.
+                # Leave out cancelled messages: in interval mode, a message may be cancelled that was handed out a
+                # moment before.
                 seen, made = self._seen - cancelled, found.made + found.manual
                 if self._acked >= seen and len(seen) >= made:
                     break

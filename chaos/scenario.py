@@ -91,7 +91,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def reached(self) -> str:
-        """Node that reaches the crash point, as in failpoints.Reached; "" without a crash point."""
+        """Kind of the node that reaches the crash point (one of failpoints.Reached); "" without a crash point."""
         return step_of(self.at).reached if self.at and self.at != EACH else ""
 
     @property

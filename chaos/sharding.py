@@ -1,5 +1,5 @@
-"""Changes of the shard map during the load of several shards: two admins make them at the same time, and stop at each
-of the steps. A publisher uses new topic names, which these changes move to other shards."""
+"""Changes of the shard map during a run of several shards. Two admins change the map at the same time, and each change
+stops after a different step. Publishers use new topic names, which these changes move to other shards."""
 
 import asyncio
 import random
@@ -21,18 +21,21 @@ from hadelay.settings.shardmap import Rule, Shard, ShardMap
 
 #: Shortest and longest pause between two changes of one admin, in seconds; number of admins, and of publishers.
 _PAUSE_S, _ADMINS, _PUBLISHERS = (0.2, 1.5), 2, 3
-#: Pause between two publishes of one publisher, and limits, in seconds, of the last change and of the last publish.
+#: Pause between two publishes of one publisher, in seconds; and limit, in seconds, of completing the last change of the
+#: map.
 _PUT_S, _END_S = 0.2, 90.0
-#: Prefix of the names whose owner changes.
+#: Prefix of the topic names whose owning shard changes.
 _MOVING = "moving-"
-#: Delay of the messages under these names: none is due before the end of the run, which counts those that are pending.
+#: Delay of the messages in topics with the prefix `_MOVING`: none is due before the end of the run, when the pending
+#: messages are counted.
 _DELAY = "30d"
-#: Prefix of the topics of each shard; no change moves them.
+#: Prefix of the topics that belong to one shard; no change of the map moves these topics. {}: index of the shard.
 OWN = "s{}."
 
 
 class MapChanges:
-    """Changes the map of shards until `finish`; records each change ("map-change") and the last one ("map-ended")."""
+    """Admins who change the shard map until `finish`. Records each change ("map-change"), and whether the last one was
+    completed ("map-ended")."""
 
     def __init__(self, urls: Sequence[Sequence[str]], history: History, seed: int) -> None:
         self.at = {index: Remote(servers=",".join(some)) for index, some in enumerate(urls)}
@@ -42,14 +45,14 @@ class MapChanges:
         self._changes = 0
 
     async def begin(self) -> None:
-        """Put the shards into one map."""
+        """Store the first shard map, which has all shards."""
         await self._insist()
 
     async def work(self) -> None:
         await asyncio.gather(*(self._change_again() for _ in range(_ADMINS)))
 
     async def finish(self) -> None:
-        """Repeat a change until it ends."""
+        """End the changes: repeat one last change until it is completed."""
         self.open = False
         try:
             await asyncio.wait_for(self._insist(), _END_S)
@@ -66,13 +69,15 @@ class MapChanges:
         while self.open:
             await asyncio.sleep(self._draw.uniform(*_PAUSE_S))
             self._changes += 1
-            # A look, a PREPARE, the names and a COMMIT for each shard: stop before each of them, or not at all.
+            # For each shard, a change has the steps Look, Prepare, Collect and Commit. Stop before each of these steps
+            # in turn, or not at all.
             steps = self._changes % (4 * len(self.at) + 1)
             why = await asyncio.to_thread(self._change, self._edit(), steps)
             self.history.record("map-change", t=self.history.clock(), steps=steps, why=why)
 
     def _edit(self) -> Edit:
-        """Other owners of the moving names, and a pin of one that does not exist yet, perhaps."""
+        """Draw a change of the map: other owners of the names with the prefix `_MOVING`, and a pin of one such name,
+        which may not exist yet."""
         every = tuple(self.at)
         owners = self._draw.choice([(index,) for index in every] + [every])
         rule = Rule(f"{_MOVING}*", owners, self._draw.choice(("name", "number")))
@@ -89,7 +94,7 @@ class MapChanges:
         return edit
 
     def _change(self, edit: Edit, steps: int) -> str:
-        """Take so many steps of a change, or all; returns why it did not end, "" if it ended. Blocks."""
+        """Do `steps` steps of a change, or all (-1). Returns why the change was not completed, "" if it was. Blocks."""
         running = shardchange.change(self.at, edit)
         try:
             step = next(running)
@@ -114,8 +119,8 @@ class MapChanges:
 
 
 class NewNames:
-    """Publishes to a new name, under a key, through one shard and once more through another; records the ids
-    ("named")."""
+    """Publishers: publish to a new topic name, under one idempotency key, through one shard and then again through
+    another; record the answered ids ("named")."""
 
     def __init__(self, urls: Sequence[Sequence[str]], history: History) -> None:
         self.history, self.open = history, True
@@ -144,13 +149,13 @@ class NewNames:
 
 
 def pending(history: History, shard: int) -> int:
-    """Number of messages under new names that a shard has."""
+    """Number of pending messages that a shard has in topics with the prefix `_MOVING`."""
     return sum(sum(event["pending"].values()) for event in history.of("topics") if event["shard"] == shard)
 
 
 def divided(history: History) -> Iterator[tuple[str, str]]:
-    """M1: no topic exists in two shards, each is in the shard that the map names, one key is one message over all
-    shards, and a change of the map that stopped is ended by its repetition."""
+    """M1: each topic exists in one shard only, which is the one that the map names. One idempotency key is one message
+    over all shards. A change of the map that stopped half-way is completed by its repetition."""
     homes = defaultdict[str, list[int]](list)
     stored = Counter[str]()
     for event in history.of("topics"):

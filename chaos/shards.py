@@ -42,7 +42,7 @@ class ShardRuns:
 
     def _run(self, scenario: Scenario, index: int, urls: Sequence[Sequence[str]], say: Say) -> "ShardRun":
         seed, cluster, history = scenario.seed + 1_000_000 * index, self.clusters[index], self.histories[index]
-        # Nodes of other shards come first: they forward, as far as they can.
+        # List the nodes of other shards first, so that nodes have to forward requests to the right shard.
         known = [url for turn in range(1, len(urls) + 1) for url in urls[(index + turn) % len(urls)]]
         traffic = Traffic(known, scenario.load, history, seed, cluster, OWN.format(index))
         return ShardRun(scenario, seed, self, index, lambda text: say(f"shard {index}: {text}"), traffic)
@@ -82,7 +82,8 @@ class ShardRuns:
         await self._founded.wait()
 
     async def end(self) -> None:
-        """Called by each shard once its faults are healed: returns once this holds for all, and the map rests."""
+        """Called by each shard once its faults are healed: returns once this holds for all shards, and no change of the
+        shard map is under way."""
         if await self._broken.wait() == 0:
             await self.changes.finish()
             self.names.open = False
@@ -91,7 +92,7 @@ class ShardRuns:
 
 
 class ShardRun(Run):
-    """The run of one shard."""
+    """The run of one shard; it waits for the other shards at its begin and its end."""
 
     def __init__(self, scenario: Scenario, seed: int, runs: ShardRuns, index: int, say: Say, traffic: Traffic) -> None:
         super().__init__(scenario, seed, runs.clusters[index], runs.histories[index], say, traffic)

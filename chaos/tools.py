@@ -40,7 +40,7 @@ def authorization() -> dict[str, str]:
 
 @cache
 def missing(need: str) -> str:
-    """Advice for a need of a fault that this machine does not meet; "" if it does."""
+    """Check whether this machine meets a need of a fault. Returns advice on what to do, or "" if the need is met."""
     if need == "root":
         return "" if os.geteuid() == 0 else "run it as root: it makes network namespaces and mounts disks"
     if need == "netem":

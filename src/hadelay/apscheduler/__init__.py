@@ -1,4 +1,4 @@
-"""A job store of APScheduler 3 that lets the cluster keep the times (docs/howto/apscheduler.md)."""
+"""Job store for APScheduler 3 that keeps jobs as schedules of a cluster (docs/howto/apscheduler.md)."""
 
 try:
     from hadelay.apscheduler.store import HadelayJobStore as HadelayJobStore

@@ -1,5 +1,5 @@
-"""Jobs of APScheduler as JSON, in the bodies of messages. Nothing is pickled: a job is the name of a function, and
-arguments that JSON has."""
+"""Encoding of APScheduler's jobs as JSON, for the bodies of messages. Nothing is pickled: a job is the name of a
+function, and arguments of JSON types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ _PLAIN = ("id", "name", "executor", "misfire_grace_time", "coalesce", "max_insta
 
 
 def encode(job: Job) -> dict[str, Any]:
-    """Raises ValueError for a job that another process could not run."""
+    """Encode a job. Raises ValueError for a job that another process could not run."""
     if not job.func_ref:
         raise ValueError(
             f"job {job.id}: {job.func!r} has no name that another process could import: use a function of a module, or "
             "a text such as shop.jobs:clean"
         )
-    state = job.__getstate__()  # of a bound method, the arguments begin with the object
+    state = job.__getstate__()  # for a bound method, the first of the arguments is its object
     given = {"args": [*state["args"]], "kwargs": dict(state["kwargs"])}
     try:
         same = msgspec.json.decode(msgspec.json.encode(given)) == given
@@ -40,7 +40,8 @@ def encode(job: Job) -> dict[str, Any]:
 
 
 def decode(document: Mapping[str, Any], scheduler: Any, alias: str) -> Job:
-    """The job, without its next_run_time. LookupError if this process has no such function."""
+    """Decode a job; its next_run_time is not set. Raises LookupError if the job's function does not exist in this
+    process."""
     job = Job.__new__(Job)
     plain = {name: document[name] for name in (*_PLAIN, "func", "kwargs")}
     trigger = triggers.from_json(document["trigger"])

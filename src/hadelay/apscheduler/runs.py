@@ -1,4 +1,4 @@
-"""Runs of jobs: messages that are due, given to the executors of the scheduler in this process.
+"""Runs due jobs: receives their messages, and passes the jobs to the executors of the scheduler in this process.
 
 A message is acked once the executor says that the run ended; its lease is extended until then. The message of a process
 that is killed comes again, in another process.
@@ -31,18 +31,19 @@ from hadelay.client.sync import SyncMessage
 
 log = logging.getLogger("hadelay.apscheduler")
 
-#: Interval at which a run is looked for in its executor, in seconds.
+#: Interval, in seconds, of checking that the executor still has a run.
 _LOOK_S = 1.0
-#: Time until a message that this process cannot run now is offered again, in seconds.
+#: Delay, in seconds, of the nack of a message that this process cannot run now.
 _BUSY_S = 1.0
-#: Time for runs to end after a stop, in seconds. No run is given back while it goes on here: it would run twice.
+#: Time, in seconds, that running jobs get to finish after a stop. It is long: a run that was given back while it goes
+#: on here would run twice.
 _DRAIN_S = 86_400.0
-#: Timeout of the end of the thread, in seconds.
+#: Timeout, in seconds, of waiting for the receiving thread to end.
 _JOIN_S = 10.0
 
 
 class Runs:
-    """Receives the messages of one store, while its scheduler runs and is not paused."""
+    """Receives the messages of one job store, while its scheduler runs and is not paused."""
 
     def __init__(
         self,
@@ -54,14 +55,15 @@ class Runs:
         lease_s: float,
         retry: bool,
     ) -> None:
-        """lookup: finds the present job by its id. retry: nack the message of a run that raised, which repeats the run
-        by the topic's backoff."""
+        """lookup: returns the present job with an id. retry: nack the message of a run that raised an exception, so
+        that the run is repeated after the topic's backoff."""
         self._client, self._topic, self._lookup = client, topic, lookup
         self._concurrency, self._lease_s, self._retry = concurrency, lease_s, retry
         self._scheduler: Any = None
         self._alias = ""
         self._lock = threading.Lock()
-        #: Runs in the executors of this process, by job and time.
+        #: Runs under way in the executors of this process: (job id, time of the run) → future of the event that ends
+        #: the run.
         self._running: dict[tuple[str, datetime], Future[JobExecutionEvent]] = {}
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
@@ -82,8 +84,8 @@ class Runs:
                 self._thread.start()
 
     def stop(self, wait: bool) -> None:
-        """Receive no more; messages that no executor has go back at once. wait: for the thread, unless a run goes on
-        because the scheduler does not wait for its executors."""
+        """Stop receiving; messages that no executor has are given back. wait: wait for the receiving thread, unless a
+        run is still going on, because the scheduler did not wait for its executors."""
         with self._lock:
             thread, self._thread = self._thread, None
             if self._stop is not None:
@@ -102,20 +104,22 @@ class Runs:
         log.warning("message %s was not run, and comes again: %s", message.id, error)
 
     def _run(self, stop: threading.Event, message: SyncMessage) -> None:
-        """Run one message to its end. An exception gives the message back, after the topic's backoff."""
+        """Run the job of one message until the run ends. After an exception, the message is nacked, and comes again
+        after the topic's backoff."""
         if stop.is_set():
-            # Not at once: the poll that is being ended would be granted the message again.
+            # Nack with a delay: without it, the receive that is just being cancelled would get the message again.
             message.nack(_BUSY_S, reason="the scheduler stops, or is paused", count=False)
             return
         job = self._decoded(message)
         time = message.occurrence or message.deliver_at
         job.next_run_time = time.astimezone(self._scheduler.timezone)
-        # By the cluster's clock, which decided about the time.
+        # Judge lateness by the cluster's clock, which also decided when the message is due.
         if message.attempt == 1 and job.misfire_grace_time and message.late_ms > job.misfire_grace_time * 1000:
             log.warning("run of job %s at %s was missed by %d ms", job.id, time, message.late_ms)
             self._tell(JobExecutionEvent(EVENT_JOB_MISSED, job.id, self._alias, job.next_run_time))
             return
-        # A run that began in time in a process that was killed is repeated, however late.
+        # Switch off APScheduler's own check of lateness: a run that began in time, in a process that was then killed,
+        # is repeated however late it is.
         job.misfire_grace_time = None
         executor = self._scheduler._lookup_executor(job.executor)
         run, key = Future[JobExecutionEvent](), (job.id, job.next_run_time)
@@ -140,8 +144,8 @@ class Runs:
             raise ended.exception
 
     def _decoded(self, message: SyncMessage) -> Job:
-        """The job of a message. If the function named in the message does not exist any more, the job as the schedule
-        has it now. LookupError if there is none, either."""
+        """Decode the job of a message. If the function named in the message does not exist any more, returns the job
+        that the schedule has now. Raises LookupError if there is no such schedule either."""
         document: dict[str, Any] = message.json(dict)
         try:
             return jobs.decode(document, self._scheduler, self._alias)
@@ -167,7 +171,8 @@ class Runs:
         done.result()
 
     def _wait(self, run: "Future[JobExecutionEvent]", executor: Any, job: Job) -> JobExecutionEvent:
-        """Wait for the event of the run. RuntimeError if the executor lost it, as a broken pool of processes does."""
+        """Wait for the event that ends a run. Raises RuntimeError if the executor lost the run, for example because its
+        process pool broke."""
         lost = False
         while True:
             try:
@@ -175,7 +180,7 @@ class Runs:
             except Waiting:
                 if lost:
                     raise RuntimeError(f"executor {job.executor} lost the run of job {job.id}") from None
-                lost = job.id not in executor._instances  # its event may be on the way
+                lost = job.id not in executor._instances  # check once more: the event may be on its way
 
     def _ended(self, event: JobExecutionEvent) -> None:
         if event.jobstore == self._alias:

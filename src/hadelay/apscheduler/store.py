@@ -28,9 +28,9 @@ from hadelay.errors import Conflict, Impossible, NotFound
 
 log = logging.getLogger("hadelay.apscheduler")
 
-#: Modules of schedulers whose executors no other thread may call.
+#: Modules of schedulers that are refused, because no other thread may call their executors.
 _FOREIGN = ("gevent", "tornado", "twisted", "qt")
-#: Limit of the tries to replace a schedule that others change at the same time.
+#: Limit of tries to replace a schedule that other processes change at the same time.
 _TRIES = 5
 
 
@@ -89,7 +89,7 @@ class HadelayJobStore(BaseJobStore):
             self._runs.stop(wait=False)
 
     def get_due_jobs(self, now: datetime) -> list[Job]:
-        """An empty list: the cluster says which jobs are due, and to one process each."""
+        """Always an empty list: the cluster decides which jobs are due, and gives each run to one process."""
         return []
 
     def get_next_run_time(self) -> datetime | None:
@@ -106,7 +106,7 @@ class HadelayJobStore(BaseJobStore):
                 try:
                     made.append(self._job(self.client.schedule(schedule.schedule, body=True)))
                 except NotFound:
-                    continue  # removed meanwhile
+                    continue  # the schedule was deleted meanwhile
                 except LookupError as error:
                     log.warning("job of schedule %s: %s", schedule.schedule, error)
         made.sort(key=lambda job: job.next_run_time.timestamp() if job.next_run_time else 0.0)
@@ -166,7 +166,8 @@ class HadelayJobStore(BaseJobStore):
         return job
 
     def _store(self, job: Job, version: int, old: ScheduleInfo | None = None) -> None:
-        """Make or replace the job's schedule. A time that has come is run at once. old: the present schedule."""
+        """Create or replace the schedule of a job; if the job's next run time has come, also trigger a run. old: the
+        schedule to replace."""
         zone, paused = self._scheduler.timezone, job.next_run_time is None
         first: datetime | None = job.next_run_time or job.trigger.get_next_fire_time(None, datetime.now(zone))
         due = first is not None and not paused and first <= datetime.now(zone)
@@ -194,7 +195,8 @@ class HadelayJobStore(BaseJobStore):
                 log.info("job %s is not run now: another run of it is pending", job.id)
 
     def _run_once(self, job: Job, first: datetime, body: dict[str, Any]) -> None:
-        """The only time of the job has come: its one run needs no schedule."""
+        """Publish the message of a job's last run, whose time has come: such a job needs no schedule. A run that is
+        later than misfire_grace_time is reported as missed instead."""
         grace_s, name = job.misfire_grace_time, self._name(job.id)
         if grace_s is not None and datetime.now(first.tzinfo) - first > timedelta(seconds=grace_s):
             log.warning("run of job %s at %s was missed", job.id, first)
@@ -232,5 +234,6 @@ def _rules(job: Job, name: str) -> dict[str, Any]:
 
 
 def _once(name: str, first: datetime) -> str:
-    """Idempotency-Key of the run at a time: several processes may add the job at the same time."""
+    """Idempotency-Key of a job's run at the time `first`, so that several processes that add the job at once cause one
+    run."""
     return f"{name}.{first.timestamp():.3f}"

@@ -1,4 +1,4 @@
-"""Triggers of APScheduler as settings of a schedule, and as JSON, from which the same trigger is made again."""
+"""Conversion of APScheduler's triggers to settings of a schedule, and to JSON and back."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,12 +16,12 @@ from apscheduler.triggers.cron.fields import MAX_VALUES, MIN_VALUES
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-#: Fields of a cron pattern of the cluster, in its order.
+#: Names of the fields of the cluster's cron patterns, in the order of the pattern.
 _ORDER = ("second", "minute", "hour", "day", "month", "day_of_week")
 
 
 def zone_of(zone: Any) -> str:
-    """Name of a time zone. ValueError for a zone without a name that the cluster knows."""
+    """Name of a time zone. Raises ValueError for a zone without a name that the cluster knows."""
     name = getattr(zone, "key", None) or getattr(zone, "zone", None) or str(zone)
     if "/" not in name and name != "UTC":
         raise ValueError(f"the time zone {name} has no name such as Europe/Vienna: give the trigger a timezone")
@@ -29,15 +29,16 @@ def zone_of(zone: Any) -> str:
 
 
 def times_of(trigger: BaseTrigger, first: datetime) -> dict[str, Any]:
-    """Settings of a schedule whose next occurrence is `first`, the job's next_run_time. ValueError, in words, for what
-    a schedule cannot express."""
+    """Settings of a schedule whose next occurrence is `first`, the job's next_run_time. Raises ValueError, with advice,
+    for a trigger that a schedule cannot express."""
     jitter = getattr(trigger, "jitter", None) or None
     if type(trigger) is DateTrigger:
         return {"at": [first]}
     if type(trigger) is IntervalTrigger:
         if trigger.interval < timedelta(seconds=1):
             raise ValueError(f"the cluster's shortest interval is 1 s, not {trigger.interval}")
-        # Occurrences count from the next one, as APScheduler counts them from the last one.
+        # Start the series at the next run: APScheduler adds the interval to the previous run, which gives the same
+        # times.
         return {"every": trigger.interval, "start": first, "end": trigger.end_date, "jitter": jitter}
     if type(trigger) is CronTrigger:
         return {
@@ -54,8 +55,8 @@ def times_of(trigger: BaseTrigger, first: datetime) -> dict[str, Any]:
 
 
 def _start_of(trigger: CronTrigger, first: datetime) -> datetime | None:
-    """Start of a schedule whose next occurrence is `first`. ValueError if the pattern has no such time, and the time is
-    not now."""
+    """Start time of a cron schedule whose next occurrence is to be `first`. Raises ValueError if `first` is in the
+    future and no time of the pattern."""
     now, plain = datetime.now(first.tzinfo), CronTrigger.__new__(CronTrigger)
     plain.__setstate__({**trigger.__getstate__(), "jitter": None})
     begin: datetime | None = trigger.start_date
@@ -73,13 +74,14 @@ def _start_of(trigger: CronTrigger, first: datetime) -> datetime | None:
 
 
 def pattern_of(trigger: CronTrigger) -> str:
-    """The fields of a cron trigger as a pattern of the cluster. ValueError for what the pattern cannot express."""
+    """Convert a cron trigger to a cron pattern of the cluster. Raises ValueError if the pattern cannot express the
+    trigger."""
     fields = {field.name: field for field in trigger.fields}
     for name in ("year", "week"):
         if str(fields[name]) != "*":
             raise ValueError(f"{trigger}: a cluster's cron has no {name}: use start_date, end_date or another field")
     found = {name: _field(name, fields[name].expressions) for name in _ORDER}
-    if found["day"].startswith("="):  # the third Friday is a weekday in a cluster's pattern
+    if found["day"].startswith("="):  # a cluster's pattern has "third Friday" in the field for the weekday
         if found["day_of_week"] != "*":
             raise ValueError(f"{trigger}: use one of day and day_of_week, and check the other in the job")
         found["day"], found["day_of_week"] = "*", found["day"][1:]
@@ -92,7 +94,8 @@ def pattern_of(trigger: CronTrigger) -> str:
 
 
 def _field(name: str, expressions: list[Any]) -> str:
-    """One field of a pattern; of a day, "=" and a field for the weekday, if it is a position such as 3rd fri."""
+    """Convert one field of a cron trigger. A day that is a position such as "3rd fri" becomes "=" and the pattern's
+    field for the weekday."""
     if any(type(one) is WeekdayPositionExpression for one in expressions):
         if len(expressions) > 1:
             raise ValueError(f"{name}: give one position of a weekday, such as 3rd fri, not a list")
@@ -105,13 +108,14 @@ def _field(name: str, expressions: list[Any]) -> str:
         return "*"
     first = expressions[0]
     if len(expressions) == 1 and type(first) is AllExpression and name not in ("day", "day_of_week"):
-        return f"*/{first.step}"  # goes by real time when the clock changes, as other patterns with a star
+        return f"*/{first.step}"  # keep the star: patterns with a star go by real time when the clock changes
     texts = ["L" if value is None else str(value) for value in values]
     return ",".join(dict.fromkeys(sorted(texts, key=lambda text: (text == "L", text.zfill(2)))))
 
 
 def _values(name: str, expression: Any) -> Iterator[int | None]:
-    """Values of an expression, weekdays as in a cluster's pattern, where Sunday is 0; None: the last day."""
+    """Values that an expression of a cron trigger selects, weekdays as in the cluster's patterns (Sunday is 0). None
+    stands for the last day of the month."""
     low, high = MIN_VALUES[name], MAX_VALUES[name]
     if type(expression) is LastDayOfMonthExpression:
         yield None
@@ -125,7 +129,7 @@ def _values(name: str, expression: Any) -> Iterator[int | None]:
 
 
 def to_json(trigger: BaseTrigger) -> dict[str, Any]:
-    """The trigger as JSON. Only for those that `times_of` takes."""
+    """Encode a trigger that `times_of` accepts as JSON."""
     if isinstance(trigger, DateTrigger):
         return {"date": trigger.run_date.isoformat(), "timezone": str(trigger.run_date.tzinfo)}
     common = {
@@ -154,14 +158,14 @@ def from_json(document: dict[str, Any]) -> BaseTrigger:
 
 
 def keeps_phase(old: BaseTrigger, new: BaseTrigger, first: datetime) -> bool:
-    """Whether a job that is added again goes on as before: the same interval, and no time that somebody chose.
-    APScheduler counts an interval without start_date from the call, so each start of a program would move the runs.
-    first: next_run_time of the job."""
+    """Whether a job that is added again keeps the times of its runs: it has the same interval, and nobody chose its
+    start. APScheduler counts an interval without start_date from the call, so each start of a program would shift the
+    runs. first: next_run_time of the job."""
     if not (type(old) is type(new) is IntervalTrigger):
         return False
     same = (old.interval, old.end_date, old.jitter) == (new.interval, new.end_date, new.jitter)
     since = datetime.now(new.start_date.tzinfo) - (new.start_date - new.interval)
-    # APScheduler's own starts have microseconds, and lie one interval ahead.
+    # A start_date that APScheduler chose itself has microseconds, and is one interval after the call.
     own = new.start_date.microsecond != 0 and timedelta(0) <= since <= new.interval
     return same and own and timedelta(0) <= first - new.start_date <= timedelta(seconds=new.jitter or 0)
 

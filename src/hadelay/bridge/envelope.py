@@ -1,5 +1,5 @@
-"""A RabbitMQ message as the payload of a hadelay message: one line of JSON, then the body as it is
-(docs/howto/from-rabbitmq.md#the-envelope).
+"""Conversion of a RabbitMQ message to the payload of a hadelay message, and back: the payload is one line of JSON, then
+the unchanged body (docs/howto/from-rabbitmq.md#the-envelope).
 
 The JSON line has what AMQP keeps outside of the body: exchange, routing key, and properties with headers. Values that
 JSON lacks are objects with one field: {"$bytes": base64}, {"$time": number}, {"$decimal": text}, {"$float": "nan",
@@ -20,20 +20,21 @@ import msgspec
 CONTENT_TYPE = "application/vnd.hadelay.amqp"
 #: Header with the delay in ms, as publishers of the delayed-message plugin set it.
 DELAY = "x-delay"
-#: Header that RabbitMQ 3.13 sets to the Unix ms at which it took the message, if configured.
+#: Header with the time, in Unix ms, at which RabbitMQ took the message. RabbitMQ 3.13 sets the header if so configured.
 TAKEN_AT = "timestamp_in_ms"
-#: Header with the key under which hadelay stores the message.
+#: Header in which a publisher may set the client key of the hadelay message.
 KEY = "x-hadelay-key"
-#: Header that keeps the property user_id: RabbitMQ refuses another user's.
+#: Header that carries the original property user_id: RabbitMQ accepts this property only from the user whom it names.
 USER = "x-hadelay-user-id"
-#: Times above this are no Unix seconds: the year 2106.
+#: Largest timestamp that is read as Unix seconds (in the year 2106); larger numbers are ms or µs.
 _LAST_S = 0xFFFF_FFFF
-#: Maximum in ms to which a longer delay in a header is cut; a cluster's own limit (limits.max_delay_ms) is lower.
+#: Limit of a delay in ms, above the cluster's own limit (limits.max_delay_ms): longer delays in a header are cut to it.
 _LONGEST_MS = 1 << 62
 
 
 class Stamp(datetime):
-    """A timestamp of AMQP whose number is no time in seconds: clients write ms or µs. `timestamp` is the number."""
+    """An AMQP timestamp that is not in seconds, because some clients write ms or µs. `timestamp()` returns the
+    unchanged number."""
 
     number: int
 
@@ -42,9 +43,10 @@ class Stamp(datetime):
 
 
 def time_of(number: float) -> datetime:
-    """The timestamp with this number. ValueError for numbers that AMQP does not have."""
+    """Return the AMQP timestamp with this number. Raises ValueError if the number is negative or has more than 64
+    bits."""
     if not 0 <= number < 1 << 64:
-        raise ValueError(f"{number} is no timestamp of AMQP")
+        raise ValueError(f"{number} is not an AMQP timestamp, which is 0 to 2**64 - 1")
     if number <= _LAST_S:
         return datetime.fromtimestamp(number, UTC)
     found = Stamp(1970, 1, 1, tzinfo=UTC)
@@ -55,7 +57,7 @@ def time_of(number: float) -> datetime:
 class Envelope(NamedTuple):
     exchange: str
     routing_key: str
-    #: Properties by name, without those that are not set; `headers` is a table.
+    #: AMQP properties that are set, by name; `headers` is a dict.
     properties: Mapping[str, Any]
     body: bytes
 
@@ -76,13 +78,13 @@ def delay_of(headers: Mapping[str, Any]) -> int:
         return 0
     try:
         return min(max(0, int(value)), _LONGEST_MS)
-    except (ValueError, OverflowError):  # nan, infinite
+    except (ValueError, OverflowError):  # the header is NaN or infinite
         return 0
 
 
 def delayed(headers: Mapping[str, Any], delay_ms: int) -> dict[str, Any]:
-    """Headers of the delivered message. As the plugin does, `x-delay` is negated: consumers see that the message was
-    delayed, and a second bridge delays it no more."""
+    """Headers of a message whose delay is over: negate `x-delay`, as the delayed-message plugin does. So consumers see
+    that the message was delayed, and a second bridge does not delay it again."""
     return {**headers, DELAY: -delay_ms} if DELAY in headers else dict(headers)
 
 
@@ -102,7 +104,7 @@ class _Head(msgspec.Struct):
 
 
 def unpack(payload: bytes) -> Envelope:
-    """ValueError for bytes that are no envelope."""
+    """Decode an envelope that `pack` made. Raises ValueError for other bytes."""
     line, newline, body = payload.partition(b"\n")
     try:
         head = msgspec.json.decode(line, type=_Head)

@@ -28,26 +28,27 @@ from hadelay.errors import Conflict, Forbidden, HadelayError, NotFound, Unauthor
 
 log = logging.getLogger("hadelay.bridge")
 
-#: Limit of messages that RabbitMQ delivers before their acks, and of messages of one publish.
+#: Limits: of unacked messages that RabbitMQ delivers (prefetch), and of messages in one publish request to the cluster.
 PREFETCH, BATCH = 1_000, 500
-#: Limit of the characters of a refusal in a header.
+#: Maximum length, in characters, of the text in the header `x-hadelay-refusal`.
 _LONGEST = 500
-#: Age in ms up to which the header with the time of RabbitMQ is believed.
+#: Maximum age, in ms, of RabbitMQ's time in the header `timestamp_in_ms`. An older time is ignored: the delay then
+#: counts from now.
 _OLDEST_MS = 30 * 86_400_000
 _PENDING = ("scheduled", "ready", "blocked", "leased")
-#: Header of a parked message, with the reason.
+#: Header with the reason why a message was parked (moved to the queue of refused messages).
 REFUSAL = "x-hadelay-refusal"
-#: Waits before the cluster is asked again, in seconds: doubled from the first to the longest.
+#: First and longest wait, in seconds, before a failed publish to the cluster is repeated; the wait doubles each time.
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 
 
 @dataclass
 class _Item:
-    """A message that is to be stored."""
+    """A RabbitMQ message that is to be stored in the cluster."""
 
     message: DeliveredMessage
     put: Put
-    #: Whether the key became a random one: an equal message has the first key.
+    #: True if the Idempotency-Key was replaced by a random key, because an equal earlier message has the original key.
     rekeyed: bool = False
 
 
@@ -62,8 +63,8 @@ class Intake:
         self._inbox.put_nowait(None)
 
     async def session(self, stop: asyncio.Event) -> None:
-        """Take messages over one connection, until `stop`. Raises what ends the connection: the broker delivers the
-        messages again that were not acked."""
+        """Take messages over one connection until `stop` is set. Raises the error that ends the connection; RabbitMQ
+        then delivers unacked messages again."""
         inbox = self._inbox = asyncio.Queue[DeliveredMessage | None]()
         try:
             async with connected(self._route) as connection:
@@ -89,7 +90,8 @@ class Intake:
             self.connected = False
 
     async def _relay(self, batch: list[DeliveredMessage], channel: AbstractChannel, publisher: Publisher) -> None:
-        """Store or pass on all messages of a batch, and ack them."""
+        """Store the delayed messages of a batch in the cluster, publish the others at once, and then ack all of
+        them."""
         items, passed = [], []
         for message in batch:
             properties = properties_of(message)
@@ -108,7 +110,7 @@ class Intake:
             await channel.basic_ack(_tag(message), wait=False)
 
     async def _pass(self, message: DeliveredMessage, envelope: Envelope, publisher: Publisher) -> None:
-        """Publish a message without a delay at once."""
+        """Publish a message that has no delay to the target exchange at once."""
         properties = {"message_id": new_key(), **envelope.properties}
         try:
             await publisher.publish(
@@ -163,7 +165,8 @@ class Intake:
             log.info("the cluster takes messages again")
 
     async def _publish(self, puts: list[Put]) -> list[PutResult]:
-        """Publish together. If the nodes refuse the whole, such as for its size, publish one by one."""
+        """Publish messages to the cluster in one request. If the cluster refuses the whole request, for example because
+        of its size, publish each message separately."""
         try:
             return await self._client.put_many(puts)
         except HadelayError as error:
@@ -174,7 +177,7 @@ class Intake:
         return [result for put in puts for result in await self._publish([put])]
 
     async def _settled(self, item: _Item, result: PutResult, publisher: Publisher) -> bool:
-        """Judge the answer about a message; False if it has to be published once more."""
+        """Handle the cluster's answer about one message. Returns False if the message has to be published again."""
         if isinstance(result, Receipt):
             if result.duplicate and not item.rekeyed and not await self._is_repetition(item, result):
                 item.rekeyed, item.put.idempotency_key = True, new_key()
@@ -186,7 +189,8 @@ class Intake:
                 return False
             self._counts["repeated"] += 1
         elif isinstance(result, Forbidden):
-            # The cluster remembers the refusal under the key; the token may get the right.
+            # Publish again under a new key: the cluster remembers the refusal under the old key, and the token may get
+            # the right.
             item.put.idempotency_key = new_key()
             return False
         elif _final(result):
@@ -196,7 +200,8 @@ class Intake:
         return True
 
     async def _is_repetition(self, item: _Item, receipt: Receipt) -> bool:
-        """Whether the cluster has this delivery already, rather than an equal message that was published before.
+        """Whether the stored message is this delivery, stored earlier, and not an equal message that was published
+        before it.
 
         A program may publish an equal message again, with the same message id, after the first came back. So a message
         that RabbitMQ did not deliver before is never a repetition, and otherwise the stored one must be pending: it is
@@ -210,7 +215,7 @@ class Intake:
             return False
 
     async def _park(self, message: DeliveredMessage, reason: str, publisher: Publisher) -> None:
-        """Move a message that the cluster refuses to a queue of such messages."""
+        """Move a message that cannot be stored or published to the queue of refused messages."""
         properties = properties_of(message)
         for name in ("expiration", *unreadable(properties)):
             properties.pop(name, None)
@@ -223,7 +228,7 @@ class Intake:
 
 
 def _final(error: HadelayError) -> bool:
-    """Whether the same publish will never be taken."""
+    """Whether the cluster will refuse this publish however often it is repeated."""
     return (
         error.of_a_node
         and not error.retryable

@@ -1,4 +1,5 @@
-"""Reads properties that AMQP's decoder refuses: an exception there would end the connection, again at each delivery."""
+"""Lenient decoding of AMQP properties: an exception in the library's decoder would end the connection, again at each
+delivery of the message."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -10,16 +11,16 @@ from pamqp import decode
 from hadelay.bridge.envelope import time_of
 
 _TIMESTAMP = struct.Struct(">Q")
-#: Name of a header that stands for headers which cannot be read.
+#: Name of the only header in a table of headers that could not be decoded.
 _MARK = "unreadable"
 
 
 class Unreadable(str):
-    """Stands for a value that cannot be read."""
+    """Placeholder for a value that could not be decoded."""
 
 
 def install() -> None:
-    """Decode what this process receives in this way."""
+    """Replace the decoders of the library pamqp by lenient ones, for this whole process."""
     decode.TABLE_MAPPING[b"T"] = _timestamp
     decode.METHODS |= {
         "shortstr": _lenient(decode.short_str, lambda value: 1 + value[0], Unreadable("?")),
@@ -31,27 +32,28 @@ def install() -> None:
 
 
 def _timestamp(value: bytes) -> tuple[int, datetime]:
-    """A timestamp, whose number stays as it is. The library's own decoder takes a large number for ms, and would send
-    it on in seconds."""
+    """Decode a timestamp, and keep its number. The library's own decoder takes a large number for ms, so the bridge
+    would send the number on in seconds."""
     if len(value) < _TIMESTAMP.size:
         raise ValueError("a timestamp is cut short")
     return _TIMESTAMP.size, time_of(_TIMESTAMP.unpack_from(value)[0])
 
 
 def _lenient(strict: Callable[[bytes], Any], size: Callable[[bytes], int], instead: Any) -> Callable[[bytes], Any]:
-    """A decoder of one type of value. size: number of bytes that a value takes."""
+    """Make a decoder that returns `instead` for a value that `strict` cannot decode. size: returns the number of bytes
+    that the value takes."""
 
     def decoded(value: bytes) -> Any:
         try:
             return strict(value)
-        except (ValueError, OverflowError, OSError, RecursionError):  # UnicodeDecodeError is a ValueError
+        except (ValueError, OverflowError, OSError, RecursionError):  # ValueError includes UnicodeDecodeError
             return size(value), instead
 
     return decoded
 
 
 def unreadable(values: Mapping[str, Any]) -> list[str]:
-    """Names of those of these properties that could not be read."""
+    """Names of the properties that could not be decoded."""
     return [
         name
         for name, value in values.items()

@@ -15,11 +15,11 @@ from hadelay.client.message import AsyncMessage
 
 log = logging.getLogger("hadelay.bridge")
 
-#: Limit of messages whose confirms are waited for at once.
+#: Limit of messages that wait for RabbitMQ's confirm at the same time.
 CONCURRENCY = 300
-#: Lease of a message in seconds; a killed bridge's messages are handed out again after it.
+#: Lease of a message, in seconds. The messages of a killed bridge are handed out again when their leases end.
 LEASE_S = 30
-#: Limit of the bytes of a nack's reason.
+#: Maximum length, in bytes, of a nack's reason.
 _REASON_BYTES = 128
 
 
@@ -29,8 +29,8 @@ class Outflow:
         self.connected = False
 
     async def session(self, stop: asyncio.Event) -> None:
-        """Publish due messages over one connection, until `stop`. Raises what ends the connection; unconfirmed messages
-        go back to the cluster, and that attempt does not count."""
+        """Publish due messages over one connection until `stop` is set. Raises the error that ends the connection;
+        messages without a confirm are nacked, and their attempt does not count."""
         async with connected(self._route) as connection:
             await declare(connection, self._route)
             channel = await connection.channel()

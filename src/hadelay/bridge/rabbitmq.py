@@ -1,4 +1,4 @@
-"""RabbitMQ as the bridge uses it: connections, what the bridge declares, and publishing with confirms."""
+"""RabbitMQ client of the bridge: connects, declares exchanges and queues, and publishes with confirms."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -25,11 +25,11 @@ from hadelay.bridge import lenient
 from hadelay.bridge.envelope import DELAY, USER
 from hadelay.errors import ConfigError
 
-#: Timeouts in seconds: of a connect, of a confirm, and of a connection's end.
+#: Timeouts in seconds: of connecting, of waiting for a confirm, and of closing a connection.
 _CONNECT_S, _CONFIRM_S, _CLOSE_S = 10.0, 30.0, 3.0
 #: Interval of heartbeats in seconds; a connection counts as lost after three missed ones.
 _HEARTBEAT_S = 10
-#: Added to the name of the bridge's queue: the queue of messages that the cluster refused.
+#: Suffix of the name of the queue of refused messages; before it stands the name of the bridge's queue.
 _PARKED = ".refused"
 
 
@@ -38,7 +38,7 @@ class Unroutable(Exception):
 
 
 class Malformed(Exception):
-    """Properties that no AMQP message can have."""
+    """The message cannot be sent, because its properties are not valid in AMQP."""
 
 
 lenient.install()
@@ -49,9 +49,10 @@ class Route:
     """From where the bridge takes messages, and where it publishes them when they are due."""
 
     url: str
-    #: Exchange that publishers of delayed messages use; None: the queue is bound by others.
+    #: Exchange to which programs publish delayed messages, and to which the bridge binds its queue. None: others have
+    #: bound the queue.
     exchange: str | None
-    #: Routing keys of the binding, for an exchange of the types direct and topic.
+    #: Routing keys with which the bridge binds its queue; they matter if the exchange has the type direct or topic.
     bindings: tuple[str, ...] = ("#",)
     queue: str
     queue_type: Literal["classic", "quorum"] | None = None
@@ -84,8 +85,8 @@ async def connected(route: Route) -> AsyncIterator[AbstractConnection]:
 
 
 async def check(route: Route) -> None:
-    """Connect once, and declare what the bridge needs. ConfigError if RabbitMQ refuses that; OSError or TimeoutError if
-    it does not answer."""
+    """Connect once, and declare the exchange and queues that the bridge needs. Raises ConfigError if RabbitMQ refuses,
+    and OSError or TimeoutError if it does not answer."""
     if URL(route.url).scheme not in ("amqp", "amqps"):
         raise ConfigError("the bridge needs a URL such as amqp://USER@HOST/VHOST or amqps://USER@HOST/VHOST")
     try:
@@ -101,7 +102,8 @@ async def check(route: Route) -> None:
 
 
 async def declare(connection: AbstractConnection, route: Route) -> None:
-    """Declare the bridge's exchange and queues, unless they exist: those of a user may have other arguments."""
+    """Declare the queue of refused messages, and the bridge's exchange and queue unless they exist: a user may have
+    declared these with other arguments."""
     if route.to:
         await _passively(connection, lambda channel: channel.exchange_declare(route.to, passive=True), required=True)
     channel = await connection.channel()
@@ -109,7 +111,8 @@ async def declare(connection: AbstractConnection, route: Route) -> None:
     if not await _passively(connection, lambda channel: channel.queue_declare(route.queue, passive=True)):
         if route.exchange is None:
             raise ConfigError(f"RabbitMQ has no queue {route.queue!r}; with --exchange, the bridge declares one")
-        # A message whose own expiration ends before the bridge reads it is kept, too.
+        # Dead-letter to the queue of refused messages, so that a message that expires before the bridge reads it is
+        # kept.
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": route.parked}
         if route.queue_type:
             arguments["x-queue-type"] = route.queue_type
@@ -117,7 +120,8 @@ async def declare(connection: AbstractConnection, route: Route) -> None:
     if route.exchange is not None:
         exchange = route.exchange
         if not await _passively(connection, lambda channel: channel.exchange_declare(exchange, passive=True)):
-            # Messages without the header go to the target without the bridge.
+            # Messages without the header `x-delay` are not bound to the bridge's queue: RabbitMQ routes them to the
+            # target exchange.
             arguments = {"alternate-exchange": route.to} if route.to else {}
             await channel.exchange_declare(exchange, exchange_type="headers", durable=True, arguments=arguments)
         for key in route.bindings:
@@ -130,7 +134,8 @@ async def declare(connection: AbstractConnection, route: Route) -> None:
 async def _passively(
     connection: AbstractConnection, ask: Callable[[AbstractChannel], Awaitable[object]], required: bool = False
 ) -> bool:
-    """Whether a thing exists; asks on a channel of its own, which RabbitMQ closes if it does not."""
+    """Whether a queue or exchange exists, by a passive declaration. Uses a separate channel, which RabbitMQ closes if
+    it does not exist."""
     channel = await connection.channel()
     try:
         await ask(channel)
@@ -147,13 +152,14 @@ class Publisher:
 
     def __init__(self, channel: AbstractChannel, user: str) -> None:
         self._channel, self._user = channel, user
-        #: Publishes in flight by message id: aiormq finds a returned message by its id, so an id is in flight once.
+        #: Publishes in flight, by message id. An id is in flight only once, because aiormq finds a returned message by
+        #: its id.
         self._in_flight: dict[str, asyncio.Future[None]] = {}
 
     async def publish(
         self, exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes, *, mandatory: bool = True
     ) -> None:
-        """Publish a message, and wait for the confirm. properties: with a message_id.
+        """Publish a message, and wait for the confirm. properties: AMQP properties, which must contain a message_id.
 
         Unroutable if RabbitMQ returned the message, Malformed if it cannot be sent, aiormq's errors otherwise.
         """
@@ -182,18 +188,18 @@ class Publisher:
     def _made(self, properties: Mapping[str, Any]) -> Basic.Properties:
         given = dict(properties)
         if given.get("user_id") not in (None, self._user):
-            # RabbitMQ closes the channel for a user_id that is not the connection's.
+            # RabbitMQ closes the channel if user_id is not the connection's user: move the user_id to a header.
             given["headers"] = {**(given.get("headers") or {}), USER: given.pop("user_id")}
         made = Basic.Properties()
         for name, value in given.items():
             if name not in Basic.Properties.flags:
-                raise ValueError(f"there is no property {name!r}")
+                raise ValueError(f"AMQP has no property {name!r}")
             setattr(made, name, value)
         return made
 
 
 def properties_of(message: DeliveredMessage) -> dict[str, Any]:
-    """The properties that a message has, by name."""
+    """AMQP properties that are set in a message, by name."""
     found = message.header.properties
     given = {name: getattr(found, name, None) for name in Basic.Properties.flags}
     return {name: value for name, value in given.items() if value is not None and value != ""}

@@ -18,17 +18,17 @@ from hadelay.healthpage import served
 
 log = logging.getLogger("hadelay.bridge")
 
-#: Time without a connection after which a half counts as stuck, in seconds.
+#: Time, in seconds, without a connection to RabbitMQ after which /healthz reports a half of the bridge as stuck.
 STUCK_S = 120.0
-#: Waits before the next connection, in seconds: doubled from the first to the longest. A connection that lasted for
-#: `_LASTED_S` begins with the first again.
+#: First and longest wait, in seconds, before a reconnect; the wait doubles after each failure. After a connection that
+#: lasted for `_LASTED_S`, the wait is the first one again.
 _FIRST_S, _LONGEST_S, _LASTED_S = 0.5, 30.0, 60.0
-#: Outcomes of messages, as the counter names them.
+#: Outcomes of messages: values of the label `outcome` of hadelay_bridge_messages_total.
 OUTCOMES = ("stored", "repeated", "passed", "parked", "published", "unroutable", "dead")
 
 
 class Bridge:
-    """One route. Belongs to one event loop."""
+    """Runs the intake and the outflow of one route, in one event loop."""
 
     def __init__(self, route: Route, client: AsyncClient) -> None:
         self.counts = Counter[str]()
@@ -36,7 +36,7 @@ class Bridge:
         self._intake, self._outflow = Intake(route, client, self.counts), Outflow(route, client, self.counts)
         self._lock = Lock()
         now = time.monotonic()
-        #: Monotonic time at which a half was connected, by its name.
+        #: Name of a half (intake, outflow) → last monotonic time at which it was seen connected.
         self._seen = {"intake": now, "outflow": now}
         self._stop = asyncio.Event()
 
@@ -46,12 +46,12 @@ class Bridge:
         self._intake.stop()
 
     async def run(self) -> None:
-        """Relay until `stop`. ConfigError at the start if RabbitMQ refuses what the bridge needs; other errors are
-        logged, and followed by a wait that grows to 30 s."""
+        """Relay messages until `stop` is called. Raises ConfigError at the start if RabbitMQ refuses what the bridge
+        needs. Other errors are logged, and the bridge reconnects after a wait."""
         try:
             await check(self._route)
         except (OSError, TimeoutError) as error:
-            # A broker that is down may come back.
+            # Go on: RabbitMQ may come back.
             log.warning("RabbitMQ does not answer: %s", error or type(error).__name__)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._repeat("intake", self._intake.session))
@@ -75,7 +75,7 @@ class Bridge:
                     await asyncio.wait_for(self._stop.wait(), wait_s)
 
     def page(self, path: str) -> tuple[int, str]:
-        """/healthz and /metrics; called by threads of the health page."""
+        """Answer a request for /healthz or /metrics: (HTTP status, text). Called by threads of the health server."""
         connections = {"intake": self._intake.connected, "outflow": self._outflow.connected}
         with self._lock:
             now = time.monotonic()
@@ -99,7 +99,8 @@ class Bridge:
 
 
 async def run_until_signal(bridge: Bridge, health: str | None) -> None:
-    """Run until SIGTERM or SIGINT. health: HOST:PORT for /healthz and /metrics."""
+    """Run the bridge until SIGTERM or SIGINT. health: HOST:PORT at which to serve /healthz and /metrics; None: not
+    served."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, bridge.stop)

@@ -1,4 +1,4 @@
-"""URLs of Celery's settings: hadelay://:token@host:port,host2:port2/prefix?ca=/path/of.pem
+"""Parser of the URLs in Celery's settings: hadelay://:token@host:port,host2:port2/prefix?ca=/path/of.pem
 
 hadelays:// uses TLS. Without hosts, the addresses come from HADELAY_SERVERS, or there is one node on loopback. The
 prefix names the application: its topics begin with "prefix.".
@@ -24,14 +24,14 @@ class Address(NamedTuple):
 
     urls: str
     token: str | None
-    #: Beginning of the names of all topics; empty or "shop.".
+    #: Prefix of the names of all topics, such as "shop."; may be empty.
     prefix: str
     ca: str | None
 
 
 def address_of(url: str, ssl: Mapping[str, Any] | bool | None = None) -> Address:
-    """The address that a URL names; ValueError for another form. ssl: Celery's `broker_use_ssl`, whose `ca_certs` names
-    the file with the authority of the nodes' certificates."""
+    """Parse a URL. Raises ValueError for a URL of another form. ssl: Celery's setting `broker_use_ssl`; its `ca_certs`
+    is the file with the CA certificate for the nodes' certificates."""
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     authority, _, path = rest.partition("/")
@@ -52,7 +52,8 @@ def address_of(url: str, ssl: Mapping[str, Any] | bool | None = None) -> Address
 
 
 def url_of(client: Any) -> str:
-    """URL of a connection. kombu takes all URLs of a failover but the first one apart."""
+    """URL of a kombu connection. Of a list of failover URLs, kombu leaves only the first whole; the others are put
+    together again from their parts."""
     if "://" in client.hostname:
         return str(client.hostname)
     scheme = "hadelays" if client.transport_cls == "hadelays" else "hadelay"
@@ -61,11 +62,11 @@ def url_of(client: Any) -> str:
 
 
 def masked(url: str, mask: str = "**") -> str:
-    """The URL without its token."""
+    """The URL with its token replaced by `mask`."""
     return _PASSWORD.sub(rf"\g<1>{mask}@", url)
 
 
-#: Client of the node of a test, which all new connections use instead.
+#: Client of a test's own node. If set, all new connections use it instead of the cluster in the settings.
 of_a_test: Client | None = None
 
 

@@ -1,4 +1,4 @@
-"""A scheduler for `celery beat` that makes the entries of `beat_schedule` schedules of the cluster.
+"""Scheduler for `celery beat` that stores the entries of `beat_schedule` as schedules of the cluster.
 
 The cluster publishes one message per occurrence, with or without a beat, and however many beats run: equal beats store
 equal schedules.
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler(beat.Scheduler):
-    """Stores the schedules when beat starts, and deletes those whose entries are gone. Then there is nothing to do."""
+    """When beat starts, stores its entries as schedules, and deletes schedules whose entries are gone. Afterwards beat
+    idles, because the cluster publishes the messages."""
 
     def setup_schedule(self) -> None:
         super().setup_schedule()
@@ -86,14 +87,15 @@ class Scheduler(beat.Scheduler):
         return True
 
     def _expires(self, entry: Any) -> Any:
-        """`expires` as given: a number of seconds from each occurrence on, or a time after which none runs."""
+        """Value of `expires` of an entry or its task: seconds after each occurrence, or a time after which no
+        occurrence runs."""
         task = self.app.tasks.get(entry.task)
         return entry.options.get("expires", getattr(task, "expires", None))
 
 
 def prefix_of(prefix: str, app: str) -> str:
-    """Beginning of the names of an app's schedules. No other app has schedules whose names begin so: a dot in the app's
-    name, which the names of schedules have, too, is replaced."""
+    """Prefix of the names of an app's schedules, which no other app has. In the app's name, characters such as a dot
+    are replaced, because the names of schedules have dots, too."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "-", app)
     return f"{prefix}celery.{app if safe == app else f'{safe[:30]}-{tag_of(app)[:12]}'}."
 
@@ -127,8 +129,9 @@ def _field(values: Collection[int], size: int) -> str:
 
 
 def _template(raw: dict[str, Any], expires: datetime | None) -> bytes:
-    """The message without what differs from one publish to the next. The transport gives each occurrence a task id."""
+    """Body of a schedule's messages: the task's message without the fields that differ from one publish to the next.
+    The transport gives each occurrence a task id."""
     raw["headers"] |= {"id": "", "root_id": "", "origin": "beat", "expires": expires and expires.isoformat()}
     raw["properties"] |= {"correlation_id": "", "delivery_tag": "", "reply_to": ""}
-    raw["properties"].pop("expiration", None)  # time left until `expires`, which RabbitMQ reads
+    raw["properties"].pop("expiration", None)  # time left until `expires`: only RabbitMQ reads this property
     return str(dumps(raw)).encode()

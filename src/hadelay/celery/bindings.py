@@ -24,7 +24,7 @@ _TEMPORARY_S, _DURABLE_S = 600.0, 30 * 86_400.0
 _REFRESH_S = _TEMPORARY_S / 3
 #: Timeout of the deletion of a binding, in seconds: a stopping worker should not wait long.
 _REMOVE_S = 2.0
-#: Time for which bindings that were read may be used, in seconds.
+#: Time, in seconds, for which bindings that were read from the cluster are cached.
 _CACHED_S = 1.0
 
 
@@ -32,7 +32,8 @@ class Binding(NamedTuple):
     exchange: str
     routing_key: str
     queue: str
-    #: Time in ms after which a message in the queue expires, for temporary queues: those that end with their consumer.
+    #: Time, in ms, after which messages in a temporary queue (one that ends with its consumer) expire. None: not
+    #: temporary.
     temporary_ms: int | None
 
 
@@ -41,7 +42,7 @@ def tag_of(name: str) -> str:
 
 
 class Bindings:
-    """Bindings of one application. Each transport has its own."""
+    """Bindings of one application, stored in the cluster. Each transport has its own instance."""
 
     def __init__(self, client: Client, address: Address) -> None:
         self._client, self._topic = client, f"{address.prefix}celery-bindings"
@@ -50,7 +51,7 @@ class Bindings:
         self._refreshing: Running[None] | None = None
 
     def add(self, binding: Binding) -> None:
-        """Store a binding, and keep it as long as `remove` is not called."""
+        """Store a binding in the cluster, and renew it until `remove` is called."""
         self._made.add(binding)
         self._read.pop(binding.exchange, None)
         for result in self._client.put_many([self._put(binding)]):
@@ -64,13 +65,13 @@ class Bindings:
         for binding in [one for one in list(self._made) if one.queue == queue]:
             self._made.discard(binding)
             self._read.pop(binding.exchange, None)
-            # If the cluster cannot be reached, the binding ends by itself.
+            # Ignore errors: a binding that nobody renews expires by itself.
             with suppress(HadelayError, TimeoutError):
                 cancel = self._client._async().cancel(topic=self._topic, key=_key(binding))
                 wait(asyncio.wait_for(cancel, _REMOVE_S))
 
     def of(self, exchange: str, *, fresh: bool) -> list[Binding]:
-        """Bindings of an exchange. fresh: read them now, also if they were read a moment ago."""
+        """Bindings of an exchange. fresh: read them from the cluster even if they are cached."""
         at, found = self._read.get(exchange, (-_CACHED_S, []))
         if fresh or time.monotonic() - at > _CACHED_S:
             found = wait(self._list(exchange))

@@ -16,7 +16,7 @@ from hadelay.client.background import Running, loop, wait
 
 log = logging.getLogger(__name__)
 
-#: Limit of unsettled messages without a prefetch limit.
+#: Limit of unsettled messages of a consumer whose application sets no prefetch limit.
 UNLIMITED = 1_000
 #: Timeout of closing a consumer, in seconds: acks may wait for a leader.
 _CLOSE_S = 10.0
@@ -25,8 +25,8 @@ Settlement = Callable[[AsyncMessage], Coroutine[Any, Any, str]]
 
 
 class Inbox:
-    """Received messages of a connection, each with the number of its channel and its queue's name, and errors of
-    polls."""
+    """Queue between threads, one per connection: received messages, each with channel number and queue name, and errors
+    of receives."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[tuple[int, str, AsyncMessage] | Exception] = queue.SimpleQueue()
@@ -46,7 +46,7 @@ class Inbox:
         self._wake()
 
     def get(self, timeout: float | None) -> tuple[int, str, AsyncMessage]:
-        """The next message. Raises queue.Empty after `timeout` seconds, or the error of a poll."""
+        """Wait for the next message. Raises queue.Empty after `timeout` seconds, or the error of a failed receive."""
         item = self._items.get(timeout=timeout) if timeout != 0 else self._items.get_nowait()
         if isinstance(item, Exception):
             raise item
@@ -75,9 +75,9 @@ class Subscription:
     def __init__(
         self, client: Client, inbox: Inbox, channel: int, limit: int, tags: list[str], options: Mapping[str, Any]
     ) -> None:
-        """limit: limit of unsettled messages; 0 for none. options: as for `consume`."""
+        """limit: limit of unsettled messages; 0: UNLIMITED. options: further arguments of the client's `consume`."""
         self._inbox, self._channel = inbox, channel
-        #: Queue of each topic.
+        #: Name of a topic → name of the Celery queue whose messages it has.
         self._queues: dict[str, str] = {}
         self._consumer: Consumer = client._async().consume((), concurrency=limit or UNLIMITED, tags=tags, **options)
         self._pump = Running(self._deliver())
@@ -110,7 +110,7 @@ class Subscription:
 
 
 def settle(message: AsyncMessage, settlement: Settlement) -> Running[None]:
-    """Begin to settle a message."""
+    """Start to settle a message (such as ack or nack) on the client's event loop, without waiting for the outcome."""
     return Running(_settled(message, settlement))
 
 

@@ -1,4 +1,4 @@
-"""Messages of kombu as messages of a cluster, and back."""
+"""Conversion of kombu's messages to messages of the cluster, and back."""
 
 import uuid
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from hadelay.client.queues import COPIES, id_of
 
 
 def utc_now() -> datetime:
-    """The time from which the time to live of a task counts. The helper for tests replaces this function."""
+    """The present time, from which a task's TTL is computed. hadelay.celery.testing replaces this function."""
     return datetime.now(UTC)
 
 
 def draft_of(message: dict[str, Any], topic: str, queue: str, expiry_ms: int | None) -> Put:
-    """The draft that publishes a message of kombu. expiry_ms: time after which messages of a temporary queue expire.
-    Headers such as `eta` have a meaning only in messages of tasks."""
+    """Convert a message of kombu to the `Put` that publishes it. expiry_ms: TTL of messages of a temporary queue; None
+    for other queues. Headers such as `eta` are read only in messages of tasks."""
     headers = message.get("headers") or {}
     draft = Put(topic=topic, body=dumps(message).encode(), content_type="application/json")
     if "task" in headers:
@@ -37,26 +37,28 @@ def draft_of(message: dict[str, Any], topic: str, queue: str, expiry_ms: int | N
 
 
 def keys_of(message: dict[str, Any]) -> list[str]:
-    """Client keys, the preferred one first, of which the message gets one that is free; none if it is of no task."""
+    """Possible client keys of a message, best first; the publisher takes the first key that is free. Empty if the
+    message is not of a task."""
     headers = message.get("headers") or {}
     return list(_keys(str(headers.get("id")), headers.get("retries") or 0)) if "task" in headers else []
 
 
 def _keys(task: str, retries: int) -> Iterator[str]:
-    """A retry is published while the attempt before is leased, so the two have different keys, which alternate. Further
-    messages with the same task id have numbered keys."""
+    """Client keys of a task's messages. A retry is published while the message of the previous attempt is still leased,
+    so retries alternate between two keys. Further messages with the same task id have numbered keys."""
     yield id_of(task) + ".r" * (retries % 2)
     yield from further_keys_of(task)
 
 
 def further_keys_of(task: str) -> list[str]:
-    """Further keys for messages with one task id, beside the two that alternate: a task that replaces itself has the id
-    of the running one, and a program may publish one id twice."""
+    """Numbered keys for further messages with one task id: a task that replaces itself keeps its id, and a program may
+    publish one id twice."""
     return [f"{id_of(task)}.c{copy}" for copy in range(1, COPIES)]
 
 
 def received(message: AsyncMessage) -> dict[str, Any]:
-    """The message as kombu knows it, without the ETA of its task: the task is due, and the worker shall run it now."""
+    """Convert a received message to kombu's form. The ETA of its task is removed: the task is due, and the worker has
+    to run it now."""
     raw: dict[str, Any] = loads(message.body)
     properties, headers = raw["properties"], raw.get("headers") or {}
     properties["delivery_tag"] = message.lease
@@ -70,8 +72,8 @@ def received(message: AsyncMessage) -> dict[str, Any]:
 
 
 def time_of(given: Any) -> datetime | None:
-    """The time in a header, read as Celery's worker reads it: without a time zone it is UTC, whatever `timezone` is.
-    None for an invalid time: the worker then refuses the task."""
+    """Parse the time in a header as Celery's worker does: a time without a time zone is UTC, whatever the setting
+    `timezone` is. None for an invalid time, with which the worker refuses the task."""
     with suppress(ValueError, TypeError, AttributeError):
         return maybe_make_aware(maybe_iso8601(given)) if given else None
     return None

@@ -22,17 +22,18 @@ from hadelay.client.queues import id_of
 from hadelay.client.wire import ADAPTER_TIMEOUT_S
 from hadelay.errors import Conflict, HadelayError, NotFound
 
-#: Lifetime of results that do not expire, in seconds: clusters refuse messages that are due after 730 days.
+#: Lifetime, in seconds, of results that do not expire in Celery: clusters refuse messages that are due after 730 days.
 _LONGEST_S = 700 * 86_400
-#: Time that one request waits for a new state, in seconds.
+#: Limit, in seconds, of the time that one request waits for a new state of a task.
 _LONG_POLL_S = 20.0
 OnMessage = Callable[[dict[str, Any]], object]
-#: Limit of concurrent reads.
+#: Limit of concurrent reads of results.
 _READS = 20
 
 
 class Backend(KeyValueStoreBackend):
-    """Results in the cluster of the URL; hadelay:// without hosts means the cluster of the broker."""
+    """Result backend that keeps results in the cluster of its URL; hadelay:// without hosts means the cluster of the
+    broker."""
 
     supports_autoexpire = True
     supports_native_join = True
@@ -81,8 +82,8 @@ class Backend(KeyValueStoreBackend):
         callback: Any = None,
         propagate: bool = True,
     ) -> Any:
-        """What `result.get` does. on_message: called with each new state, as with Redis; of states that replace each
-        other quickly, only the last one may be seen."""
+        """Wait for a result; `result.get` calls this. on_message: called with each new state, as in the Redis backend;
+        if states replace each other quickly, it may get only the last one."""
         meta = self.wait_for(result.id, timeout, interval, no_ack, on_interval, on_message)
         result._maybe_set_cache(meta)
         return result.maybe_throw(propagate=propagate, callback=callback)
@@ -111,7 +112,8 @@ class Backend(KeyValueStoreBackend):
             if left_s <= 0:
                 raise TimeoutError("The operation timed out.")
             if not present:
-                # Read again after this line: a state stored later ends the message that is present now.
+                # Store or find the message of the present state, then read the state again: a state stored after this
+                # line ends that message, for which the code below waits.
                 present = self._put(self.get_key_for_task(task_id), b"", "keep")
                 continue
             if on_interval is not None:
@@ -130,7 +132,8 @@ class Backend(KeyValueStoreBackend):
         return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})
 
     def _put(self, key: bytes, value: str | bytes, on_conflict: Any) -> str:
-        """Store a message, or with "keep" find the present one; returns its id."""
+        """Store the message of a result; with on_conflict="keep", only if there is none. Returns the id of the present
+        message."""
         body = value.encode() if isinstance(value, str) else value
         delay_s = min(self.expires or _LONGEST_S, _LONGEST_S)
         return self._client.put(
@@ -144,7 +147,7 @@ class Backend(KeyValueStoreBackend):
         ).id
 
     async def _read(self, key: bytes) -> bytes | None:
-        """The value of a key; None if no value is stored: the message may be the empty one of a reader that waits."""
+        """Value of a result's key. None if there is no message, or only an empty one, which a waiting reader stored."""
         try:
             found = await self._client._async().get(topic=self._topic, key=id_of(key.decode()), body=True)
         except NotFound:

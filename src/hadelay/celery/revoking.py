@@ -1,4 +1,4 @@
-"""Revokes: a task that no worker has yet is cancelled in the cluster."""
+"""Revoking of tasks: a task that no worker has yet is cancelled in the cluster."""
 
 import asyncio
 import itertools
@@ -16,13 +16,13 @@ from hadelay.errors import Conflict, Forbidden, NotFound
 
 log = logging.getLogger(__name__)
 
-#: Limit of concurrent requests of a revoke.
+#: Limit of concurrent cancel requests of one revoke.
 _CANCELS = 20
 
 
 def revoke(cluster: Client, prefix: str, command: Mapping[str, Any]) -> None:
-    """Cancel the tasks of a control command `revoke` that are not handed out yet, and do nothing for other commands.
-    Workers remember the others. prefix: of the application's topics."""
+    """For a control command `revoke`, cancel the tasks that are not handed out yet; workers drop the others. Other
+    commands are ignored. prefix: prefix of the application's topics."""
     if command.get("method") != "revoke":
         return
     ids = command["arguments"]["task_id"]
@@ -37,13 +37,13 @@ def revoke(cluster: Client, prefix: str, command: Mapping[str, Any]) -> None:
 
 
 async def _cancelled(client: AsyncClient, prefix: str, tasks: Iterable[str]) -> tuple[list[str], Forbidden | None]:
-    """Cancel tasks in all queues. Returns the cancelled ones, those that no worker had, and the last refusal of
-    the token. Raises Forbidden if the token may not list the topics."""
+    """Cancel those of the tasks that no worker has, in all queues. Returns the ids of the cancelled tasks, and the last
+    refusal because of the token's rights. Raises Forbidden if the token may not list the topics."""
     turn = asyncio.Semaphore(_CANCELS)
     cancelled, refused = list[str](), None
 
     async def cancel(topic: str, task: str, keys: Iterable[str]) -> None:
-        """Cancel by each key, until one is of no message."""
+        """Cancel the messages with these keys, one by one, up to the first key that no message has."""
         nonlocal refused
         for key in keys:
             try:

@@ -1,4 +1,4 @@
-"""For tests of Celery's tasks: run what is due, with a node whose clock the test moves (docs/howto/celery.md)."""
+"""Helper for tests of Celery tasks: runs due tasks, on a node whose clock the test moves (docs/howto/celery.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hadelay.celery.results import Backend
 from hadelay.client import Client
 from hadelay.client.due import MovedNode, endless, ready, settled
 
-#: Limit of the attempts of one call.
+#: Limit of attempts in one call of `run_due`; a further attempt raises an error.
 _MOST = 10_000
 
 
@@ -26,7 +26,7 @@ class Worker:
         self._app, self._client = app, client
 
     def run_due(self) -> int:
-        """Run the tasks that are due by the node's clock, until none is; returns the number of attempts."""
+        """Run the tasks that are due by the node's clock until none is left; returns the number of attempts."""
         count = 0
         with self._app.connection_for_read() as connection:
             channel = connection.default_channel
@@ -59,12 +59,13 @@ class Worker:
 
 @contextlib.contextmanager
 def worker(app: Celery, node: MovedNode) -> Iterator[Worker]:
-    """While this context lasts, the app uses the node of the test, and the node's time: a `countdown` is from then."""
+    """Context manager in which the app uses the test's node, and computes times such as `countdown` from the node's
+    clock."""
     client, backend = Client(node.url), app.backend
     results = backend if isinstance(backend, Backend) else None
     before = results._client if results is not None else None
     address.of_a_test = client
-    app._after_fork()  # forget pools of connections to the cluster of the settings
+    app._after_fork()  # forget connection pools to the cluster that the settings name
     utc_now, messages.utc_now = messages.utc_now, lambda: datetime.fromtimestamp(node.clock.now(), UTC)
     app.now = lambda: messages.utc_now().astimezone(app.timezone)
     if results is not None:

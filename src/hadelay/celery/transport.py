@@ -1,4 +1,4 @@
-"""The transport of kombu: queues are topics, and a task with an ETA is a message that is due then.
+"""Transport for kombu: queues are topics, and a task with an ETA is a message that is due at this time.
 
 A queue that ends with its consumer (for control commands, their replies and events) is not a topic of its own: these
 queues share topics, in which each message is tagged with its queue.
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 #: Topics that temporary queues share: a topic may be asked for 256 different tags at a time.
 _TEMPORARY_TOPICS = 16
-#: Time in ms after which a message in a temporary queue expires, unless the queue says otherwise.
+#: Time, in ms, after which a message in a temporary queue expires, unless the queue has `x-message-ttl`.
 _TEMPORARY_MS = 3_600_000
 #: Timeout of the request that verifies a new connection, in seconds.
 _VERIFY_S = 2.0
-#: Timeout of giving back messages when a connection is closed, in seconds.
+#: Timeout, in seconds, of giving messages back: when a connection is closed, and before a fetch.
 _CLOSE_S = 5.0
 #: Timeout of closing the consumer of a temporary queue, in seconds.
 _TEMPORARY_CLOSE_S = 2.0
@@ -69,7 +69,8 @@ class Temporary(str):
 
 
 class QoS(virtual.QoS):
-    """Unsettled messages of a channel. The consumer counts them for the prefetch limit."""
+    """Settles the delivered messages of a channel. The prefetch limit is kept by the client's consumer, which counts
+    unsettled messages."""
 
     def can_consume(self) -> bool:
         return True
@@ -106,19 +107,20 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        #: Messages by delivery tag, which is the lease.
+        #: Unsettled messages by delivery tag; the tag is the token of the message's lease.
         self.unsettled: dict[str, AsyncMessage] = {}
-        #: Requeues under way: a fetch has to find these messages.
+        #: Requeues under way: basic_get waits for them, because it has to find the requeued messages.
         self.requeuing: set[Running[None]] = set()
-        #: While beat stores a schedule: drafts that this channel collects instead of publishing them. Else None.
+        #: While beat stores a schedule: list of drafts that this channel collects instead of publishing them. Otherwise
+        #: None.
         self.drafts: list[Put] | None = None
         self._subscription: Subscription | None = None
         self._temporary: dict[str, Subscription] = {}
-        #: Consumed queues whose messages are acked when they are delivered.
+        #: Names of consumed queues whose messages are acked on delivery (no_ack).
         self._acked_at_once: set[str] = set()
         self._pid = os.getpid()
 
-    # Queues and exchanges.
+    # Methods about queues and exchanges.
 
     def prepare_queue_arguments(self, arguments: Mapping[str, Any], **kwargs: Any) -> Any:
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
@@ -134,11 +136,11 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: object, queue: str) -> None:
         temporary_ms = self.connection.temporary.get(queue)
         if temporary_ms is None and exchange == routing_key == queue and self.typeof(exchange).type == "direct":
-            return  # `_lookup` finds this queue by its name
+            return  # no binding is needed: `_lookup` finds this queue by its name
         self.connection.bindings.add(Binding(exchange, routing_key, queue, temporary_ms))
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Any:
-        """Queues that get a message. The bindings of other processes count, too."""
+        """Queues that get a message with this exchange and routing key, by the bindings of all processes."""
         if not exchange:
             return [routing_key or default]
         kind = self.typeof(exchange)
@@ -146,7 +148,7 @@ class Channel(virtual.Channel):
         table = list(self.state.exchanges.get(exchange, {}).get("table", ()))
         if direct and (found := kind.lookup(table, exchange, routing_key, None)):
             return found
-        # A reply goes to a queue that was bound a moment ago.
+        # Read the bindings of a direct exchange anew: the queue of a reply was bound only a moment ago.
         for binding in self.connection.bindings.of(exchange, fresh=direct):
             queue = binding.queue if binding.temporary_ms is None else Temporary(binding.queue, binding.temporary_ms)
             table.append(kind.prepare_bind(queue, exchange, binding.routing_key, None))
@@ -165,11 +167,11 @@ class Channel(virtual.Channel):
                 self.connection.cluster.delete_topic(self._topic(queue), force=True)
 
     def after_reply_message_received(self, queue: str) -> None:
-        pass  # `basic_cancel` has deleted the queue
+        pass  # nothing to do: `basic_cancel` has deleted the reply queue
 
     def _size(self, queue: str) -> int:
         if self.connection.outbox is not None and not self._consumers:
-            return 0  # a publisher declares the queue, and may do so while no node answers
+            return 0  # with an outbox, a publisher may declare a queue while no node answers: send no request
         info = None if self._expiry_ms(queue) else self._info(queue)
         return info.ready if info is not None else 0
 
@@ -192,10 +194,10 @@ class Channel(virtual.Channel):
         return topic_of(prefix, queue)
 
     def _expiry_ms(self, queue: str) -> int | None:
-        """Time after which a message in a temporary queue expires; None for other queues."""
+        """Time, in ms, after which a message in a temporary queue expires; None for other queues."""
         return queue.expiry_ms if isinstance(queue, Temporary) else self.connection.temporary.get(queue)
 
-    # Publishing.
+    # Methods that publish.
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         draft = self._draft(queue, message)
@@ -232,7 +234,7 @@ class Channel(virtual.Channel):
     def _draft(self, queue: str, message: dict[str, Any]) -> Put:
         return draft_of(message, self._topic(queue), queue, self._expiry_ms(queue))
 
-    # Consuming.
+    # Methods that receive messages.
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
@@ -283,7 +285,8 @@ class Channel(virtual.Channel):
         raise queues.Empty
 
     def deliver(self, queue: str, message: AsyncMessage) -> None:
-        """Call the callback of the queue's consumer."""
+        """Pass a received message to the consumer's callback; give the message back if the queue has no consumer any
+        more."""
         if queue not in self._active_queues:
             settle(message, GIVE_BACK)
             return
@@ -314,8 +317,8 @@ class Channel(virtual.Channel):
 
 
 class Transport(virtual.Transport):
-    """Connection to a cluster. All connections of a process share a client, which opens its sockets when it needs them:
-    a connection made before a fork works after it."""
+    """Connection of kombu to a cluster. All connections of a process share a client, which opens its sockets when it
+    needs them: a connection made before a fork works after it."""
 
     Channel = Channel
     can_parse_url = True
@@ -332,10 +335,11 @@ class Transport(virtual.Transport):
         self.cluster = client_of(self.address, float(options.get("timeout", wire.ADAPTER_TIMEOUT_S)))
         self.bindings = Bindings(self.cluster, self.address)
         named = options.get("outbox")
-        #: Writes the columns of a row into the program's outbox: tasks are published with its transaction.
+        #: Function that writes a row into the program's outbox, so that tasks are published only if its transaction
+        #: commits. None: no outbox.
         self.outbox: Callable[[dict[str, Any]], object] | None = symbol_by_name(named) if named else None
         self.inbox = Inbox()
-        #: Temporary queues, with the time in ms after which their messages expire.
+        #: Name of a temporary queue → time, in ms, after which its messages expire.
         self.temporary: dict[str, int] = {}
         listed = options.get("queue_order_strategy") == "priority"
         self.consuming = {"lease": options.get("lease", 30), "order": "listed" if listed else "turns"}
@@ -350,7 +354,7 @@ class Transport(virtual.Transport):
             client = self.cluster._async()
             wait(client._transport.request("GET", path, wire.read(wire.WireTopics), timeout_s=_VERIFY_S))
         except Forbidden:
-            pass  # a token without the scope `read`
+            pass  # a node answered, which suffices; the token lacks the scope `read`
         except HadelayError as error:
             raise ConnectionError(str(error)) from error
         return super().establish_connection()  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Django's tasks, kept by a cluster (docs/howto/django.md): `BACKEND` of TASKS, and the command `hadelay_worker`."""
+"""Backend for Django's tasks on a cluster (docs/howto/django.md): the class for `BACKEND` in TASKS, and the command
+`hadelay_worker`."""
 
 try:
     from hadelay.django.backend import HadelayBackend as HadelayBackend

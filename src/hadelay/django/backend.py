@@ -1,4 +1,4 @@
-"""The backend of Django's tasks: publishes calls, and reads their results."""
+"""Backend for Django's tasks: publishes calls of tasks, and reads their results."""
 
 import sys
 import uuid
@@ -40,8 +40,8 @@ def _tests_run() -> bool:
 
 
 def _write(put: dict[str, Any]) -> str:
-    """Write a call into the outbox; returns the id of its result."""
-    from hadelay.django import outbox  # its models are importable where the app is installed
+    """Write the call of a task into the outbox table; returns the id of its result."""
+    from hadelay.django import outbox  # import late: works only where the outbox's Django app is installed
 
     key = str(uuid.uuid4())
     outbox.publish(Put(**put, key=key))
@@ -49,15 +49,15 @@ def _write(put: dict[str, Any]) -> str:
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
-    """OPTIONS of the backend."""
+    """Settings in OPTIONS of the backend."""
 
-    #: As for Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback.
+    #: urls, token, ca: as for Client. Default of `urls`: the variable HADELAY_SERVERS, or else a node on loopback.
     urls: str | list[str] | None = None
     token: str | None = None
     ca: str | None = None
     #: Time after which `enqueue` fails if no node can store the call: seconds, or text such as "5s".
     timeout: float | str = ADAPTER_TIMEOUT_S
-    #: Beginning of the names of all topics.
+    #: Prefix of the names of all topics.
     prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "django"
     #: Whether `enqueue` writes into the outbox (hadelay.django.outbox), in the transaction around it.
     outbox: bool = False
@@ -75,7 +75,7 @@ class HadelayBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
-        #: Whether the client is that of a test's own node.
+        #: True while `client` is connected to a test's own node.
         self.of_a_test = False
         #: Queues in the order of the settings: a worker prefers the first ones.
         self.queue_names = list(params.get("QUEUES", [DEFAULT_TASK_QUEUE_NAME]))
@@ -99,7 +99,7 @@ class HadelayBackend(BaseTaskBackend):
         return Rules(retry=retry, result=True)
 
     def topics(self, queues: Sequence[str]) -> list[str]:
-        """Topics of queues, by falling priority."""
+        """Topics of these queues, highest priority first."""
         return [self._topic(queue, priority) for priority in (1, 0, -1) for queue in queues]
 
     def _topic(self, queue: str, priority: int) -> str:
@@ -107,7 +107,7 @@ class HadelayBackend(BaseTaskBackend):
         return topic_of(f"{self.settings.prefix}{band}.", queue)
 
     def _call(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Job, dict[str, Any]]:
-        """A call, and the arguments of `put` that publish it."""
+        """Encode the call of a task. Returns the call, and the arguments of the client's `put` that publish it."""
         self.validate_task(task)
         if not self.of_a_test and _tests_run():
             raise ImproperlyConfigured(
@@ -132,7 +132,7 @@ class HadelayBackend(BaseTaskBackend):
     async def aenqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         job, put = self._call(task, args, kwargs)
         if self.settings.outbox:
-            # Transactions of Django belong to a thread, not to a coroutine.
+            # Write in a thread: transactions of Django belong to a thread, not to a coroutine.
             made = await sync_to_async(_write)(put)
         else:
             made = (await awaited(self.client, lambda client: client.put(**put))).id

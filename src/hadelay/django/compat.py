@@ -1,4 +1,5 @@
-"""Names of Django's tasks: of Django 6, or of the package django-tasks for Django 5.2. `X as X` makes X public."""
+"""Names of Django's task framework: from Django 6 or, for Django 5.2, from the package django-tasks. `X as X` marks a
+name as exported."""
 
 import django
 

@@ -1,4 +1,4 @@
-"""A message as a TaskResult."""
+"""Conversion of a message and its history to Django's TaskResult."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,7 +21,8 @@ _STATUS = {
     "scheduled": TaskResultStatus.READY, "ready": TaskResultStatus.READY, "blocked": TaskResultStatus.READY,
     "leased": TaskResultStatus.RUNNING, "acked": TaskResultStatus.SUCCESSFUL,
 }  # fmt: skip
-#: Class in the TaskError of an attempt that did not fail by an exception, but by the end of its worker for example.
+#: Exception class in the TaskError of an attempt that failed without an exception, for example because its worker was
+#: killed.
 _NO_EXCEPTION = "hadelay.tasks.TaskFailed"
 
 
@@ -41,7 +42,7 @@ class Job(Struct, frozen=True):
         return task.using(backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after))
 
 
-#: Between topic and key in the id of a result whose call went through the outbox.
+#: Separator of topic and key in the id of a result whose call was published through the outbox.
 _OUTBOX_MARK = "~"
 
 
@@ -57,7 +58,7 @@ def message_of(result_id: str) -> dict[str, Any]:
 
 
 def task_named(path: str) -> Any:
-    """The task with this dotted path. LookupError if there is none."""
+    """Import the task with this dotted path. Raises LookupError if there is none."""
     try:
         found = import_string(path)
     except ImportError as error:
@@ -68,7 +69,7 @@ def task_named(path: str) -> Any:
 
 
 def new_result(alias: str, message_id: str, task: Any, job: Job) -> Any:
-    """The result of a task that has not run."""
+    """TaskResult of a task that has not run yet."""
     return TaskResult(
         task=task,
         id=message_id,
@@ -86,7 +87,7 @@ def new_result(alias: str, message_id: str, task: Any, job: Job) -> Any:
 
 
 def change(result: Any, **values: Any) -> None:
-    """Set fields of a result, which is frozen for others."""
+    """Set fields of a TaskResult, although its class is frozen."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
@@ -119,7 +120,7 @@ def result_of(alias: str, info: MessageInfo) -> Any:
 
 
 def _uncounted(info: MessageInfo) -> list[int]:
-    """Numbers of the attempts that do not count: snoozes, and stops of workers."""
+    """Numbers of the attempts that do not count as failed: snoozed ones, and those that a stopping worker gave back."""
     ends = [(event.attempt, event.reason or "") for event in info.history if event.event == "nacked"]
     return [number for number, reason in ends if reason == GIVE_BACK.reason or reason.startswith(SNOOZED)]
 
@@ -144,5 +145,5 @@ def _error(reason: str) -> Any:
 
 
 def local(at: datetime | None) -> datetime | None:
-    """A time as this project has times: without a time zone if USE_TZ is off."""
+    """Convert a time to the form that the Django project uses: without a time zone if USE_TZ is off."""
     return at if at is None or settings.USE_TZ else timezone.make_naive(at)

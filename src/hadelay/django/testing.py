@@ -1,4 +1,4 @@
-"""For tests of a Django project: run what is due, with a node whose clock the test moves (docs/howto/django.md)."""
+"""Helper for tests of a Django project: runs due tasks, on a node whose clock the test moves (docs/howto/django.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Worker:
         self._backend = backend
 
     def run_due(self) -> int:
-        """Run the calls that are due by the node's clock, until none is; returns the number of attempts."""
+        """Run the tasks that are due by the node's clock until none is left; returns the number of attempts."""
         topics, count = self._backend.topics(self._backend.queue_names), 0
         for message in due(self._backend.client, topics):
             self._run(message)
@@ -77,7 +77,7 @@ class Worker:
 
 @contextlib.contextmanager
 def worker(node: MovedNode, backend: str = "default") -> Iterator[Worker]:
-    """While this context lasts, the backend with this alias uses the node of the test."""
+    """Context manager in which the backend with this alias uses the test's node."""
     found = task_backends[backend]
     if not isinstance(found, HadelayBackend):
         raise TypeError(f"TASKS[{backend!r}] is no hadelay.django.HadelayBackend: choose another backend")

@@ -1,4 +1,4 @@
-"""What a worker process of `manage.py hadelay_worker` runs: the tasks of one backend."""
+"""Part of `manage.py hadelay_worker` that each worker process runs: the tasks of one backend."""
 
 from datetime import datetime
 from typing import Any
@@ -29,9 +29,10 @@ from hadelay.tasks.task import Task
 
 
 class DjangoApp(App):
-    """The app of a backend. Its tasks are found when their messages come: Django has no list of them."""
+    """App (hadelay.tasks) with the tasks of one backend. A task is imported when a message names it, because Django has
+    no list of tasks."""
 
-    #: Topics of a higher priority come first.
+    #: Receive from the topics in the listed order, so that topics of a higher priority come first.
     order: Order = "listed"
 
     def __init__(self, backend: HadelayBackend) -> None:
@@ -46,7 +47,7 @@ class DjangoApp(App):
         if name not in self.tasks:
             task = task_named(name)
 
-            # The names of the parameters are those of the fields of Job.
+            # The parameters must have the names of Job's fields, because the arguments of a call are an encoded Job.
             def run(
                 args: list[Any],
                 kwargs: dict[str, Any],
@@ -62,7 +63,8 @@ class DjangoApp(App):
 
 
 def run_attempt(backend: HadelayBackend, task: Any, job: Job) -> Any:
-    """One attempt, in this thread; returns the result as JSON has it. Raises Failed."""
+    """Run one attempt of a task in this thread; returns the task's value, converted to JSON types. Raises Failed if the
+    task raised an exception."""
     result = _begun(backend, task, job)
     context = (TaskContext(task_result=result),) if result.task.takes_context else ()
     close_old_connections()
@@ -80,7 +82,7 @@ def run_attempt(backend: HadelayBackend, task: Any, job: Job) -> Any:
             )
             change(result, status=TaskResultStatus.FAILED, finished_at=local(timezone.now()))
             task_finished.send(type(backend), task_result=result)
-            # Django's own receiver has logged the exception.
+            # Leave out the traceback: Django's receiver of task_finished has logged the exception.
             outcome = msgspec.structs.replace(outcome, trace="")
         raise Failed(outcome) from error
     finally:
@@ -89,7 +91,7 @@ def run_attempt(backend: HadelayBackend, task: Any, job: Job) -> Any:
 
 
 def _begun(backend: HadelayBackend, task: Any, job: Job) -> Any:
-    """The result of the attempt that runs here."""
+    """TaskResult of the attempt that runs in this thread."""
     attempt = current()
     if attempt.number > 1:
         return result_of(backend.alias, backend.client.get(attempt.id, body=True))
@@ -106,7 +108,7 @@ def _outcome(backend: HadelayBackend, error: Exception) -> Outcome:
     if outcome.kind == "snoozed":
         return outcome
     last = counted >= backend.settings.max_attempts
-    # The reason names the class so that a TaskError can.
+    # The reason begins with the exception's class, so that `get_result` can put the class into a TaskError.
     reason = printable(f"{_path(error)}: {error}")
     return msgspec.structs.replace(outcome, reason=reason, kind="dead" if last else outcome.kind)
 
@@ -116,7 +118,7 @@ def _path(error: Exception) -> str:
 
 
 def __getattr__(alias: str) -> DjangoApp:
-    """The app of the backend with this alias: workers look for MODULE:NAME."""
+    """App of the backend whose alias is the attribute's name: a worker imports its app as MODULE:NAME."""
     if alias.startswith("__"):
         raise AttributeError(alias)
     django.setup()

@@ -1,4 +1,4 @@
-"""Dramatiq's broker and result backend, kept by a cluster (docs/howto/dramatiq.md)."""
+"""Broker and result backend for Dramatiq on a cluster (docs/howto/dramatiq.md)."""
 
 try:
     from hadelay.dramatiq.broker import HadelayBroker as HadelayBroker

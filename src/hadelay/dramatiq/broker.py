@@ -1,4 +1,4 @@
-"""The broker: publishes messages, and hands them to Dramatiq's worker."""
+"""Broker for Dramatiq: publishes messages, and hands received messages to Dramatiq's worker."""
 
 import logging
 import time
@@ -20,12 +20,12 @@ from hadelay.errors import HadelayError, NotFound
 
 log = logging.getLogger(__name__)
 
-#: Limit of a snooze of a message with an ETA, in seconds: clusters refuse times that are too far ahead.
+#: Limit, in seconds, of one snooze of a message with an ETA: clusters refuse times that are too far ahead.
 _LONGEST_SNOOZE_S = 30 * 86_400
 
 
 class HadelayBroker(Broker):
-    """Keeps each queue in a topic of a cluster.
+    """Broker that keeps each queue in a topic of a cluster.
 
         dramatiq.set_broker(HadelayBroker("http://n1:8400,http://n2:8400,http://n3:8400"))
 
@@ -71,7 +71,8 @@ class HadelayBroker(Broker):
         try:
             wait(put_call(self.client._async(), message.message_id, number, copy, put))
         except Exception:
-            # Dramatiq logs the error of a retry, and acks the message.
+            # Note that the retry was not published: Dramatiq logs the error and acks the message, and this ack becomes
+            # a nack.
             if number and isinstance(message, Leased):
                 message.unsent_s = delay_s
             raise
@@ -82,11 +83,12 @@ class HadelayBroker(Broker):
         return _Consumer(self.client, self.topic(queue_name), prefetch, timeout / 1000, self._lease)
 
     def cancel(self, message: Any) -> None:
-        """Cancel a message that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
+        """Cancel a message that waits for its first run. Raises Conflict if the message runs or has run, and NotFound
+        if there is no such message."""
         wait(cancel_call(self.client._async(), self.topic(message.queue_name), message.message_id))
 
     def flush(self, queue_name: str) -> None:
-        """Cancel the messages of a queue that no worker has."""
+        """Cancel all messages of a queue that are not leased by a worker."""
         self.client.purge(self.topic(queue_name))
 
     def flush_all(self) -> None:
@@ -117,7 +119,7 @@ class HadelayBroker(Broker):
 
 
 class Leased(MessageProxy):
-    """A message in a worker."""
+    """Dramatiq's message in a worker, together with the leased message of the cluster."""
 
     def __init__(self, message: Message[Any], leased: SyncMessage) -> None:
         super().__init__(message)
@@ -125,9 +127,9 @@ class Leased(MessageProxy):
         #: Number of retries before this attempt; during the attempt, middleware raises the count in the message's
         #: options.
         self.retries = _retries(message)
-        #: JSON that the ack carries.
+        #: Result of the actor, as JSON, which the ack carries; None: there is no result.
         self.result: bytes | None = None
-        #: Delay in seconds of a retry that could not be published.
+        #: Delay, in seconds, of a retry that could not be published; None: there is no such retry.
         self.unsent_s: float | None = None
 
 
@@ -151,7 +153,8 @@ class _Consumer(Consumer):
             log.error("message %s is no message of Dramatiq: it is a dead letter now", message.id)
             _given_back(partial(message.nack, reason="not a message of Dramatiq", dead=True))
             return None
-        # Dramatiq would keep a message with an ETA in memory, and then publish it again, under the key of this message.
+        # Snooze a message with an ETA: Dramatiq would keep it in memory, and then publish it again under this message's
+        # key.
         if isinstance(eta_ms, int | float) and (wait_s := eta_ms / 1000 - time.time()) > 0:
             _given_back(partial(message.snooze, min(wait_s, _LONGEST_SNOOZE_S), reason="the eta of the message"))
             return None
@@ -167,8 +170,8 @@ class _Consumer(Consumer):
             _settled(partial(leased.ack, msgspec.Raw(message.result)))
 
     def nack(self, message: Leased) -> None:
-        """The message is a dead letter. If this worker has no such actor, another version may: the message comes
-        again."""
+        """Make the message a dead letter. If this worker does not have the actor, the message is nacked and comes again
+        instead: a worker of another version may have the actor."""
         error = message._exception
         reason = "rejected" if error is None else reason_of(error)
         _settled(partial(message.leased.nack, reason=reason, dead=not isinstance(error, ActorNotFound)))
@@ -182,8 +185,8 @@ class _Consumer(Consumer):
 
 
 def _given_back(settle: Callable[[], str]) -> None:
-    """Give a message back. An error is only logged: Dramatiq would close the consumer, and no lease of the queue would
-    be extended any more."""
+    """Settle a message that is not run. An error is only logged: after an exception, Dramatiq would close the consumer,
+    and no lease of the queue would be extended any more."""
     try:
         settle()
     except HadelayError as error:
@@ -191,7 +194,7 @@ def _given_back(settle: Callable[[], str]) -> None:
 
 
 def _settled(settle: Callable[[], str]) -> None:
-    """Settle a message. Raises ConnectionClosed for an error that passes: then Dramatiq settles the message again."""
+    """Settle a message. Raises ConnectionClosed for a temporary error: then Dramatiq settles the message again."""
     try:
         outcome = settle()
     except HadelayError as error:

@@ -16,15 +16,15 @@ from hadelay.dramatiq.broker import HadelayBroker, Leased
 from hadelay.errors import NotFound
 from hadelay.model import MAX_RESULT
 
-#: Limit of the time that one request waits, in seconds.
+#: Limit, in seconds, of the time that one request waits for a result.
 _LONG_POLL_S = 20.0
 #: First and longest pause before another look for a message that is not published yet, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class HadelayBackend(ResultBackend):
-    """Results of the messages of a broker, JSON of at most 64 KiB, kept with their messages: for the topic's retention,
-    24 h without one. `result_ttl` has no effect."""
+    """Result backend. Results are JSON of at most 64 KiB, and are kept with the messages of a broker: for the topic's
+    retention, or for 24 h if the topic has none. `result_ttl` has no effect."""
 
     def __init__(self, broker: HadelayBroker) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ class HadelayBackend(ResultBackend):
         """Store nothing: the dead letter has class and text of the exception."""
 
     def get_result(self, message: Any, *, block: bool = False, timeout: int | None = None) -> Any:
-        """block: wait for the result, also of a message that is not published yet, such as the last one of a pipeline.
-        timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the message failed, was
-        cancelled or expired."""
+        """Get the result of a message. block: wait for it, also if the message is not published yet, such as the last
+        one of a pipeline. timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the
+        message failed, was cancelled or expired."""
         until = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout) / 1000
         client, topic = self._broker.client, self._broker.topic(message.queue_name)
         pause_s = _PAUSE_S

@@ -1,4 +1,4 @@
-"""For tests of actors: run what is due, with a node whose clock the test moves (docs/howto/dramatiq.md)."""
+"""Helper for tests of actors: runs due messages, on a node whose clock the test moves (docs/howto/dramatiq.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hadelay.dramatiq.broker import HadelayBroker
 
 #: Pause between two looks for messages that are due, in seconds.
 _LOOK_S = 0.02
-#: Time after which messages that are due, but not handed out, are left alone, in seconds: they are paused, for example.
+#: Time, in seconds, after which `run_due` gives up on due messages that are not handed out, for example because their
+#: topic is paused.
 _STUCK_S = 5.0
 
 
@@ -34,7 +35,7 @@ class Worker:
         self._broker = broker
 
     def run_due(self) -> int:
-        """Run the messages that are due by the node's clock, until none is; returns their number."""
+        """Run the messages that are due by the node's clock until none is left; returns their number."""
         broker, topics = self._broker, list(self._broker.queues.values())
         if not ready(broker.client, topics):
             return 0
@@ -58,7 +59,7 @@ class Worker:
 
 @contextlib.contextmanager
 def worker(broker: HadelayBroker, node: MovedNode) -> Iterator[Worker]:
-    """While this context lasts, the broker uses the node of the test."""
+    """Context manager in which the broker uses the test's node."""
     before, broker.client = broker.client, Client(node.url)
     try:
         yield Worker(broker)

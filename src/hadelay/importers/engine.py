@@ -1,4 +1,4 @@
-"""The engine of all importers: publishes what a source yields, in batches, and counts.
+"""Engine of all importers: publishes the entries that a source yields, in batches, and counts them.
 
 An entry is published with its id as the message's key and under an Idempotency-Key made of all that it is, so that an
 import may be stopped, and run again: an entry that waits in the cluster is kept once.
@@ -17,13 +17,13 @@ from hadelay.client.putoptions import Put
 from hadelay.client.types import PutResult
 from hadelay.errors import HadelayError
 
-#: Limits of one publish: entries, and bytes of their bodies unless one entry alone has more.
+#: Limits of one publish request: number of entries, and bytes of all their bodies (a larger entry is sent alone).
 BATCH, BATCH_BYTES = 500, 4 << 20
 #: Limit of the refused entries that a report names.
 _NAMED = 20
-#: Time in seconds for which a refusal that may pass, such as of a full topic, is tried again.
+#: Time, in seconds, for which a publish is repeated after a temporary refusal, such as that of a full topic.
 _PATIENCE_S = 60.0
-#: Limit of a key in bytes.
+#: Maximum length of a client key, in bytes; of a longer id, the key is the hash.
 _LONGEST_KEY = 256
 
 
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A job that is not copied."""
+    """A job that is not copied, and the reason."""
 
     id: str
     reason: str
@@ -43,22 +43,22 @@ class Skipped(NamedTuple):
 
 @dataclass
 class Report:
-    """Numbers of entries."""
+    """Counts of one import."""
 
     found: int = 0
     imported: int = 0
-    #: Entries that the cluster had already.
+    #: Number of entries that the cluster already had.
     repeated: int = 0
-    #: Entries that are due by now.
+    #: Number of entries whose due time has passed: they are published without a delay.
     overdue: int = 0
     bytes: int = 0
-    #: By reason.
+    #: Reason → number of jobs that were skipped for it.
     skipped: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     #: Id and reason of the first refused entries.
     refusals: list[tuple[str, str]] = field(default_factory=list)
     topics: Counter[str] = field(default_factory=Counter)
-    #: Earliest and latest due time in Unix ms.
+    #: Earliest and latest due time of all entries, in Unix ms.
     first_ms: int | None = None
     last_ms: int | None = None
 
@@ -79,7 +79,8 @@ class Report:
 def copy(
     source: Iterable[Entry | Skipped], client: Client | None, advance: Callable[[int], object] = lambda count: None
 ) -> Report:
-    """Publish all entries of a source; without a client, only count them. advance: called with numbers of entries.
+    """Publish all entries of a source; without a client, only count them. advance: called after each batch with its
+    number of entries.
 
     Raises the client's error if no node answers, or if a refusal that may pass lasts for a minute; run it again then.
     """
@@ -108,7 +109,7 @@ def copy(
 
 
 def _in_batches(source: Iterable[Entry | Skipped]) -> Iterator[list[Entry | Skipped]]:
-    """Entries that are published together, and are in memory together."""
+    """Divide a source into batches: entries of one batch are in memory together, and are published in one request."""
     some: list[Entry | Skipped] = []
     size = 0
     for one in source:
@@ -134,7 +135,8 @@ def _named(entry: Entry) -> Entry:
 
 
 def _publish(client: Client, entries: list[Entry]) -> Iterator[tuple[Entry, PutResult]]:
-    """Publish until each entry has an answer that stays."""
+    """Publish entries, and repeat those with a temporary error; yields each entry with its final result. Raises an
+    error that lasts longer than _PATIENCE_S."""
     until = time.monotonic() + _PATIENCE_S
     while entries:
         results = put_apart(client, [entry.put for entry in entries])

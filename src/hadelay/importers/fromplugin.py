@@ -1,4 +1,5 @@
-"""Source of RabbitMQ's delayed-message plugin, up to RabbitMQ 3.12: an Erlang expression prints lines of JSON.
+"""Import from RabbitMQ's delayed-message plugin, up to RabbitMQ 3.12: an Erlang expression prints its messages as lines
+of JSON.
 
 The messages get the bridge's envelope, so that a bridge publishes them back when they are due.
 """
@@ -14,8 +15,9 @@ from hadelay.bridge.envelope import CONTENT_TYPE, Envelope, pack
 from hadelay.client.putoptions import Put
 from hadelay.importers.engine import Entry, Skipped
 
-#: Expression for `rabbitmqctl eval`. It reads the plugin's table of one node and changes nothing: one line per message.
-#: The positions are those of the records delay_entry, exchange, delivery, basic_message and content.
+#: Expression for `rabbitmqctl eval`: prints one line of JSON per message in the plugin's table on one node, and changes
+#: nothing. Its tuples and positions follow RabbitMQ's records delay_entry, exchange, delivery, basic_message and
+#: content.
 EXPRESSION = """
 Line = fun({delay_entry, {delay_key, Due, Exchange}, Delivery, _}, Count) ->
   {resource, Vhost, exchange, Name} = element(2, Exchange),
@@ -40,14 +42,14 @@ class _Line(msgspec.Struct):
     vhost: str
     exchange: str
     routing_key: str | None = None
-    #: Flags and values of AMQP's properties, and the body, in base64.
+    #: AMQP properties (encoded flags and values), and body; both are base64 in the line.
     properties: bytes = b""
     body: bytes = b""
 
 
 def delayed(lines: Iterable[bytes], topic: str, exchange: str | None, vhost: str) -> Iterator[Entry | Skipped]:
-    """Messages of one exchange, or of all, in a vhost. ValueError for a line that the expression did not print, and for
-    a list without the number of its messages at its end: it was cut."""
+    """Read the printed messages of a vhost: those of one exchange, or of all (None). Raises ValueError for a line that
+    the expression did not print, and for a list that was cut: the number of its messages is missing at its end."""
     seen = Counter[str]()
     count: int | None = None
     for text in lines:
@@ -62,8 +64,8 @@ def delayed(lines: Iterable[bytes], topic: str, exchange: str | None, vhost: str
         try:
             line = msgspec.json.decode(text, type=_Line)
         except msgspec.MsgspecError as error:
-            raise ValueError(f"a line is none of `hadelay import rabbitmq-delayed --expression`: {error}") from None
-        # Equal messages with equal times are different messages: they are numbered.
+            raise ValueError(f"a line is not of `hadelay import rabbitmq-delayed --expression`: {error}") from None
+        # Number messages with equal content and due time, so that their ids differ.
         digest = hashlib.sha256(text.strip()).hexdigest()
         seen[digest] += 1
         id = f"{digest[:40]}.{seen[digest]}"

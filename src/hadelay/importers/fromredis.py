@@ -1,4 +1,4 @@
-"""Sources in Redis: a function per system yields its delayed jobs.
+"""Import from Redis: one function per job system yields the system's delayed jobs.
 
 Each one reads with SCAN commands, which find all that is there for the whole time, and changes nothing.
 """
@@ -18,15 +18,16 @@ from hadelay.importers.pickles import PICKLE, TooMuch, Unknown, call_of, read
 
 JSON = "application/json"
 Found = Iterator[Entry | Skipped]
-#: Elements that one command of a scan looks at.
+#: Number of elements that one SCAN command looks at (its COUNT).
 _SCAN = 1_000
-#: Scores above this are ms, below seconds: the year 5138 in seconds, 1973 in ms.
+#: Scores from here on are Unix ms; smaller scores are Unix seconds. As seconds, the number is in the year 5138; as ms,
+#: in 1973.
 _SECONDS = 100_000_000_000
-#: The end of the year 9999, in ms.
+#: Latest due time that is imported, in Unix ms: the end of the year 9999.
 _LAST_MS = 253_402_300_799_999
-#: A score of BullMQ is a time in ms shifted by so many bits, with a counter.
+#: Number of low bits, with a counter, in a score of BullMQ; the bits above them are the time in ms.
 _BULLMQ_BITS = 12
-#: Limit of the bytes of a call of RQ; a longer one keeps its compressed pickle.
+#: Limit, in bytes, of the uncompressed call of an RQ job; the payload of a larger call is its compressed pickle.
 _MOST_INFLATED = 16 << 20
 _REPEATS = "it repeats: make a schedule of it"
 _NO_DATA = "its data is gone"
@@ -34,8 +35,8 @@ _NO_META = "its meta cannot be read"
 
 
 def zset(redis: Any, key: str, topic: str, bodies: str | None = None) -> Found:
-    """A sorted set of a program's own: the score is the due time in Unix seconds or ms, the member is the id. bodies:
-    hash with the payloads by member; otherwise the member is the payload, too."""
+    """Read a sorted set that a program made itself: the score is the due time in Unix seconds or ms, the member is the
+    job's id. bodies: key of a hash with the payload of each member; None: the member is also the payload."""
     for member, score in redis.zscan_iter(key, count=_SCAN):
         try:
             id = member.decode()
@@ -46,8 +47,9 @@ def zset(redis: Any, key: str, topic: str, bodies: str | None = None) -> Found:
 
 
 def bullmq(redis: Any, prefix: str = "bull", topic: str | None = None) -> Found:
-    """Delayed jobs of all queues. The topic is the queue, the payload the job's data, meta has its name. With a topic
-    for all queues, the id has the queue's name in front: ids are numbers that each queue counts for itself."""
+    """Read the delayed jobs of all queues of BullMQ. The topic is the job's queue, the payload is the job's data; the
+    job's name goes into `meta`. topic: one topic for all queues; then the queue's name is put before the id, because
+    each queue numbers its own jobs."""
     for key in redis.scan_iter(f"{prefix}:*:delayed", count=_SCAN):
         base = _text(key).removesuffix(":delayed")
         queue = base[len(prefix) + 1 :]
@@ -67,7 +69,8 @@ def bullmq(redis: Any, prefix: str = "bull", topic: str | None = None) -> Found:
 
 
 def sidekiq(redis: Any, prefix: str = "", topic: str | None = None) -> Found:
-    """Scheduled jobs, and those that wait for a retry. The topic is the queue, the payload the job's JSON."""
+    """Read Sidekiq's scheduled jobs, and the jobs that wait for a retry. The topic is the job's queue, the payload is
+    the job as JSON."""
     for key in ("schedule", "retry"):
         for member, score in redis.zscan_iter(f"{prefix}{key}", count=_SCAN):
             try:
@@ -86,8 +89,8 @@ def sidekiq(redis: Any, prefix: str = "", topic: str | None = None) -> Found:
 
 
 def celery(redis: Any, prefix: str = "", topic: str | None = None) -> Found:
-    """Tasks with an ETA, in the queues and in the hands of workers. The payload is that of hadelay's Celery broker, and
-    so is the topic: workers of `hadelay://…/PREFIX` run them."""
+    """Read Celery's tasks with an ETA, from queues and from workers (unacked). Topic and payload are those of hadelay's
+    Celery broker, so workers with the broker `hadelay://…/PREFIX` run the tasks."""
     from hadelay.celery.messages import draft_of, keys_of
 
     for raw, queue in _celery_messages(redis):
@@ -108,12 +111,12 @@ def celery(redis: Any, prefix: str = "", topic: str | None = None) -> Found:
 
 
 def _celery_messages(redis: Any) -> Iterator[tuple[bytes, str]]:
-    """Messages of kombu with their queues."""
+    """Messages of kombu in Redis, each with its queue: first the unacked ones, then those in queues."""
     for _, value in redis.hscan_iter("unacked", count=_SCAN):
         try:
             message, _, routing_key = msgspec.json.decode(value, type=tuple[msgspec.Raw, str, str])
         except (msgspec.MsgspecError, RecursionError):
-            yield value, ""  # the caller says that it is no task
+            yield value, ""  # not a message of kombu: the caller reports that it is skipped
         else:
             yield bytes(message), routing_key
     for bound in redis.scan_iter("_kombu.binding.*", count=_SCAN):
@@ -127,7 +130,8 @@ def _celery_messages(redis: Any) -> Iterator[tuple[bytes, str]]:
 
 
 def rq(redis: Any, topic: str | None = None) -> Found:
-    """Jobs of rq-scheduler, and scheduled jobs of RQ itself. The topic is the queue, the payload the call."""
+    """Read the jobs of rq-scheduler, and the scheduled jobs of RQ itself. The topic is the job's queue, the payload is
+    its call."""
     keys = [b"rq:scheduler:scheduled_jobs", *redis.scan_iter("rq:scheduled:*", count=_SCAN)]
     for member, score in (found for key in keys for found in redis.zscan_iter(key, count=_SCAN)):
         id = _text(member)
@@ -150,7 +154,8 @@ def rq(redis: Any, topic: str | None = None) -> Found:
 
 
 def _rq_repeats(meta: bytes) -> bool:
-    """Whether rq-scheduler enqueues the job again and again, by its meta: a pickle, or JSON. ValueError for others."""
+    """Whether rq-scheduler enqueues the job again and again, by the job's meta, which is a pickle or JSON. Raises
+    ValueError for other bytes."""
     if not meta:
         return False
     try:
@@ -158,17 +163,17 @@ def _rq_repeats(meta: bytes) -> bool:
     except RecursionError as error:
         raise ValueError(str(error)) from None
     if not isinstance(found, dict):
-        raise ValueError("it is no table")
+        raise ValueError("the meta of the job is not a dict")
     return any(found.get(name) is not None for name in ("cron_string", "interval"))
 
 
 def _text(name: bytes) -> str:
-    """A name of Redis, which may have any bytes."""
+    """Decode a name in Redis, which may have any bytes."""
     return name.decode(errors="backslashreplace")
 
 
 def _rq_call(data: bytes) -> tuple[bytes, str]:
-    with contextlib.suppress(zlib.error):  # old versions of RQ did not compress
+    with contextlib.suppress(zlib.error):  # old versions of RQ do not compress the data
         inflating = zlib.decompressobj()
         inflated = inflating.decompress(data, _MOST_INFLATED)
         data = data if inflating.unconsumed_tail else inflated
@@ -182,7 +187,7 @@ def _rq_call(data: bytes) -> tuple[bytes, str]:
 
 
 def apscheduler(redis: Any, topic: str, jobs: str = "apscheduler.jobs", times: str = "apscheduler.run_times") -> Found:
-    """Jobs with a date of a Redis job store of APScheduler 3. The payload is the call."""
+    """Read jobs with a date trigger from a Redis job store of APScheduler 3. The payload is the job's call."""
     for member, score in redis.zscan_iter(times, count=_SCAN):
         id = _text(member)
         if (data := redis.hget(jobs, member)) is None:
@@ -205,13 +210,13 @@ def apscheduler(redis: Any, topic: str, jobs: str = "apscheduler.jobs", times: s
 
 
 def _due(id: str, put: Put, score: float) -> Entry | Skipped:
-    """The entry of a job whose score is a time in seconds or ms."""
+    """Entry of a job whose score is its due time, in Unix seconds or ms."""
     return _timed(id, put, score if score >= _SECONDS else score * 1000)
 
 
 def _timed(id: str, put: Put, ms: float) -> Entry | Skipped:
     """The entry of a job that is due at this Unix time in ms, which is rounded up: a message is never early."""
-    if not 0 <= ms <= _LAST_MS:  # nor is NaN
+    if not 0 <= ms <= _LAST_MS:  # also true if the time is NaN
         return Skipped(id, "its score is no time")
     put.at = -int(-ms // 1)
     return Entry(id, put)

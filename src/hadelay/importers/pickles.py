@@ -1,4 +1,4 @@
-"""Reads pickles of other programs without running any code of theirs, and within bounds of memory and time.
+"""Reader of other programs' pickles that runs none of their code, and limits memory and time.
 
 A few bytes can ask for gigabytes: by the number of a memo entry, by a length, or by values that contain one another
 many times. So `read` first goes through the opcodes, and computes how large each value would be if nothing were shared.
@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-#: Content type of a pickle that is kept as it is.
+#: Content type of a body that is an unchanged pickle.
 PICKLE = "application/x-python-pickle"
 _KNOWN = {("datetime", "datetime"), ("datetime", "timedelta"), ("datetime", "timezone"), ("datetime", "date")}
-#: Limits of a pickle that is read: bytes, opcodes, size of a value (its parts, and the bytes of their texts), depth.
+#: Limits of a pickle: its bytes, its opcodes, size of a value (number of its parts plus bytes of its texts), and
+#: nesting depth.
 _MOST_BYTES, _MOST_OPCODES, _MOST_SIZE, _MOST_DEPTH = 16 << 20, 500_000, 32 << 20, 200
 _PUTS, _GETS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")), frozenset(("GET", "BINGET", "LONG_BINGET"))
 
 
 class Unknown:
-    """Stands for an object of a class that is not loaded."""
+    """Placeholder for an object whose class is not imported."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         self.args = args
@@ -31,7 +32,7 @@ class Unknown:
 
 
 class TooMuch(ValueError):
-    """A pickle beyond the limits."""
+    """The pickle exceeds a limit."""
 
 
 class _Reader(pickle.Unpickler):
@@ -42,29 +43,30 @@ class _Reader(pickle.Unpickler):
 
 
 class _Size(NamedTuple):
-    """Size and depth of a value."""
+    """Size and nesting depth of a value that a pickle would make."""
 
     size: int
     depth: int
 
 
 def read(data: bytes) -> Any:
-    """The value, with `Unknown` in place of objects. ValueError for bytes that are no pickle, TooMuch for a pickle
-    beyond the limits."""
+    """Decode a pickle; `Unknown` stands for objects of classes that are not imported. Raises ValueError for bytes that
+    are no pickle, and TooMuch for a pickle beyond the limits."""
     try:
         _check(data)
         found = _Reader(io.BytesIO(data)).load()
     except TooMuch:
         raise
-    except Exception as error:  # of any kind: the bytes are a stranger's
-        raise ValueError(f"no pickle: {error}") from None
+    except Exception as error:  # any type of error is possible, as the bytes are untrusted
+        raise ValueError(f"not a pickle: {error}") from None
     _check_parts(found)
     return found
 
 
 def _check(data: bytes) -> None:
-    """Raise TooMuch for a pickle beyond the limits; errors of other kinds for bytes that are no pickle. A list that
-    grows after it was used elsewhere counts there as it was: `_check_parts` finds what comes of that."""
+    """Compute the size of each value of a pickle without loading it. Raises TooMuch for a pickle beyond the limits, and
+    other errors for bytes that are no pickle. A list that grows after it became part of another value counts there with
+    its earlier size: `_check_parts` finds such values."""
     if len(data) > _MOST_BYTES:
         raise TooMuch(f"its pickle has {len(data)} bytes; at most {_MOST_BYTES} are read")
     stack: list[_Size | None] = []
@@ -87,7 +89,7 @@ def _check(data: bytes) -> None:
 
 
 def _step(stack: list[_Size | None], opcode: Any, arg: Any) -> None:
-    """Carry out an opcode on the sizes of the values on the stack; a mark is None."""
+    """Apply an opcode to a stack that has sizes in place of values; None stands for a mark."""
     taken: list[_Size] = []
     wanted = len(opcode.stack_before)
     if pickletools.markobject in opcode.stack_before:
@@ -105,8 +107,8 @@ def _step(stack: list[_Size | None], opcode: Any, arg: Any) -> None:
 
 
 def _check_parts(value: Any) -> None:
-    """Raise TooMuch for a value of too many parts, or bytes of texts, those that it contains several times counted each
-    time. A value that contains itself never ends."""
+    """Raise TooMuch for a loaded value with too many parts or bytes of texts. A part that occurs several times is
+    counted each time, so a value that contains itself always exceeds the limit."""
     parts, size, waiting = 0, 0, [value]
     while waiting:
         one = waiting.pop()
@@ -121,7 +123,8 @@ def _check_parts(value: Any) -> None:
 
 
 def call_of(func: Any, args: Any, kwargs: Any, pickled: bytes) -> tuple[bytes, str]:
-    """Body and content type of a call: JSON with func, args and kwargs; the pickle itself if JSON would change them."""
+    """Encode a call. Returns (body, content type): JSON with func, args and kwargs, or the pickle itself if JSON would
+    change them."""
     call = {"func": func, "args": args, "kwargs": kwargs}
     try:
         found = msgspec.json.encode(call)

@@ -1,4 +1,4 @@
-"""taskiq's broker, result backend and schedules, kept by a cluster (docs/howto/taskiq.md)."""
+"""Broker, result backend and schedules for taskiq on a cluster (docs/howto/taskiq.md)."""
 
 try:
     from hadelay.taskiq.broker import HadelayBroker as HadelayBroker

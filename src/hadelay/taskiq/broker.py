@@ -1,4 +1,4 @@
-"""The broker: publishes calls, and hands them to taskiq's worker."""
+"""Broker for taskiq: publishes calls of tasks, and hands received calls to taskiq's worker."""
 
 import asyncio
 import logging
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Labels of a call that count earlier messages with the same task id: retries by a middleware, and requeues.
 _COUNTS = ("_retries", "X-Taskiq-requeue")
-#: Label of a running call that was published while another one with its task id was pending. A retry has it, too.
+#: Label of a call that was published while another call with its task id was pending: number of the copy. A retry of
+#: the call has the label, too.
 _COPY = "hadelay_copy"
 
 
@@ -63,7 +64,7 @@ class HadelayBroker(AsyncBroker):
         self._running = 0
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Publish a call. A negative delay means now."""
+        """Publish the call of a task. A negative delay means now."""
         labels = message.labels
         count, copy = sum(int(labels.get(name, 0)) for name in _COUNTS), int(labels.get(_COPY, 0))
         delay = _number(labels.get("delay"))
@@ -76,7 +77,8 @@ class HadelayBroker(AsyncBroker):
         await awaited(self.client, lambda client: put_call(client, message.task_id, count, copy, put))
 
     async def cancel(self, task_id: str) -> None:
-        """Cancel a call that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
+        """Cancel a call that waits for its first run. Raises Conflict if the call runs or has run, and NotFound if
+        there is no such call."""
         await awaited(self.client, lambda client: cancel_call(client, self.topic, task_id))
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
@@ -98,7 +100,8 @@ class HadelayBroker(AsyncBroker):
         self._consumer.concurrency = self._running + self.prefetch
 
     async def _call(self, message: AsyncMessage) -> bytes | None:
-        """The call of a message. None if this worker cannot run it: taskiq would ack the message."""
+        """Decode the call of a message. Returns None, after a nack, if this worker cannot run the call: taskiq would
+        ack the message."""
         try:
             call = self.formatter.loads(message.body)
         except Exception as error:
@@ -114,7 +117,7 @@ class HadelayBroker(AsyncBroker):
         elif message.schedule is None:
             return message.body
         else:
-            call.task_id = message.id  # all occurrences of a schedule have one body, so one task id
+            call.task_id = message.id  # all occurrences of a schedule have one body, whose task id is thus not unique
         return bytes(self.formatter.dumps(call).message)
 
     async def shutdown(self) -> None:
@@ -128,7 +131,8 @@ class HadelayBroker(AsyncBroker):
 
 
 async def _refuse(message: AsyncMessage, reason: str, *, dead: bool = False) -> None:
-    """Nack a message that this worker cannot run. An error is only logged: it would end the worker process."""
+    """Nack a message that this worker cannot run. An error is only logged, as an exception would end the worker
+    process."""
     try:
         await message.nack(reason=reason, dead=dead)
     except HadelayError as error:
@@ -136,5 +140,5 @@ async def _refuse(message: AsyncMessage, reason: str, *, dead: bool = False) -> 
 
 
 def _number(label: Any) -> float | None:
-    """The value of a label, which is text once the call was sent."""
+    """Value of a label as a number: labels of a received call are text."""
     return None if label is None else float(label)

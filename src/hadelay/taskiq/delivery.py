@@ -11,9 +11,9 @@ from hadelay.client import AsyncMessage
 from hadelay.model import MAX_RESULT
 
 # taskiq runs a call, saves its result and acks it in one asyncio task, so both variables belong to one call.
-#: Result that the ack of this task's call is to carry.
+#: Result that the ack of the call in this asyncio task has to carry.
 _RESULT: ContextVar[bytes | None] = ContextVar("hadelay_taskiq_result", default=None)
-#: Whether this task's call was acked.
+#: Whether the call of this asyncio task was acked.
 _ACKED: ContextVar[bool] = ContextVar("hadelay_taskiq_acked", default=False)
 
 
@@ -32,14 +32,15 @@ class Delivery:
             else:
                 await self._message.ack(msgspec.Raw(result))
         finally:
-            # The end of this object may come much later: the traceback of a failed call leads to it, in a cycle.
+            # Call `ended` here and not in __del__: the traceback of a failed call refers to this object in a cycle, so
+            # the object may be freed much later.
             ended, self._ended = self._ended, _nothing
             ended()
 
     def __del__(self) -> None:
-        """Taskiq forgets a message whose middleware raised an error, or whose call acks by itself and did not. Without
-        a nack, the lease would be extended for ever."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        """Nack a message that taskiq dropped without an ack: its middleware raised an error, or its call had to ack by
+        itself and did not. Without a nack, the lease would be extended for ever."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(_forgotten, self._message, self._ended)
 
 
@@ -54,12 +55,12 @@ def _forgotten(message: AsyncMessage, ended: Callable[[], None]) -> None:
         task.add_done_callback(_nacks.discard)
 
 
-#: Tasks that are under way: an event loop keeps only weak references.
+#: Nacks under way, which are referenced here because an event loop keeps only weak references to its tasks.
 _nacks: set[asyncio.Task[object]] = set()
 
 
 def keep(result: bytes) -> bool:
-    """Let the ack carry a result; returns whether the message is still to be acked."""
+    """Let the ack carry this result. Returns False if the message is already acked, so that the result is lost."""
     if len(result) > MAX_RESULT:
         raise ValueError(f"the result has {len(result)} bytes of JSON; at most {MAX_RESULT} are kept")
     _RESULT.set(result)

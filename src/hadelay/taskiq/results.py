@@ -16,7 +16,8 @@ from hadelay.taskiq.delivery import keep
 
 
 class HadelayResultBackend(AsyncResultBackend[Any]):
-    """Results of the calls of a broker, kept with their messages: for the topic's retention, 24 h without one."""
+    """Results of a broker's calls, kept with the calls' messages: for the topic's retention, or for 24 h if the topic
+    has none."""
 
     def __init__(self, broker: HadelayBroker) -> None:
         self._broker = broker
@@ -25,10 +26,10 @@ class HadelayResultBackend(AsyncResultBackend[Any]):
         """Store a result, for the ack to take along. Stores an error instead if the result is no JSON or is too large.
         Raises ResultSetError if the call was acked before its result."""
         try:
-            with suppress(TypeError):  # classes that pydantic alone can encode
+            with suppress(TypeError):  # classes that only pydantic can encode are not checked for NaN
                 exactjson.refuse_nan(result.model_dump(include={"return_value"})["return_value"], "result")
             unacked = keep(result.model_dump_json().encode())
-        except ValueError as error:  # no JSON, or too large
+        except ValueError as error:  # the result is no JSON, or is too large
             result = result.model_copy(update={"is_err": True, "return_value": None, "error": error})
             unacked = keep(result.model_dump_json().encode())
         if not unacked:
@@ -55,6 +56,6 @@ class HadelayResultBackend(AsyncResultBackend[Any]):
         with suppress(NotFound):
             return await awaited(self._broker.client, lambda client: last_of(client, topic, task_id))
         with suppress(NotFound, BadRequest):
-            # An occurrence of a schedule has no key. Its task id is that of its message.
+            # The message of a schedule's occurrence has no client key, and the task id is the message's id.
             return await awaited(self._broker.client, lambda client: client.get(task_id))
         return None

@@ -25,7 +25,7 @@ class HadelayScheduleSource(ScheduleSource):
         broker.add_event_handler(TaskiqEvents.WORKER_STARTUP, lambda _: self.startup())
 
     async def startup(self) -> None:
-        """Store the schedules of labels; an unchanged one stays as it is."""
+        """Store the schedules in the labels of tasks; a schedule that has not changed stays as it is."""
         for name, task in self._broker.get_all_tasks().items():
             for number, settings in enumerate(task.labels.get("schedule", []) if task.broker is self._broker else []):
                 labels = {label: value for label, value in task.labels.items() if label != "schedule"}
@@ -47,7 +47,8 @@ class HadelayScheduleSource(ScheduleSource):
         await kicker.kiq(*schedule.args, **schedule.kwargs)
 
     async def delete_schedule(self, schedule_id: str) -> None:
-        """Delete a schedule; of one by time, cancel the message. Raises Conflict if that runs or has run."""
+        """Delete a schedule. A schedule by time is a message, which is cancelled; raises Conflict if the message runs
+        or has run."""
         try:
             await awaited(self._broker.client, lambda client: client.schedule(_name(schedule_id)))
         except NotFound:

@@ -1,4 +1,4 @@
-"""For tests of tasks of taskiq: run what is due, with a node whose clock the test moves (docs/howto/taskiq.md)."""
+"""Helper for tests of taskiq's tasks: runs due calls, on a node whose clock the test moves (docs/howto/taskiq.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hadelay.client.due import MovedNode, endless, ready
 from hadelay.taskiq.broker import HadelayBroker
 from hadelay.taskiq.delivery import Delivery
 
-#: Limit of the attempts of one call.
+#: Limit of calls in one call of `run_due`; a further call raises an error.
 _MOST = 10_000
 
 
@@ -25,12 +25,12 @@ class Worker:
         self._broker, self._client = broker, client
 
     async def run_due(self) -> int:
-        """Run the calls that are due by the node's clock, until none is; returns their number."""
+        """Run the calls that are due by the node's clock until none is left; returns their number."""
         receiver, topics, count = Receiver(self._broker, run_startup=False), [self._broker.topic], 0
         while await asyncio.to_thread(ready, self._broker.client, topics):
             messages = await self._client.receive(topics, max=1, wait=2)
             if not messages:
-                break  # paused, or blocked by its group
+                break  # the topic is paused, or the message is blocked by its group
             call = await self._broker._call(messages[0])
             if call is not None:
                 ended = asyncio.Event()
@@ -47,7 +47,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def worker(broker: HadelayBroker, node: MovedNode) -> AsyncIterator[Worker]:
-    """While this context lasts, the broker uses the node of the test."""
+    """Context manager in which the broker uses the test's node."""
     before, broker.client = broker.client, Client(node.url)
     try:
         async with AsyncClient(node.url) as client:

@@ -33,7 +33,8 @@ _SETTINGS = (
     "raft.election_min_ms=20", "storage.map_bytes=256MiB", "storage.min_free_bytes=0B",
     "webhooks.allow=127.0.0.0/8,::1/128",
 )  # fmt: skip
-#: Size of a journal segment, which the start fills with zeros: four times the largest entry, a message of 1 MiB.
+#: Size of a journal segment, in bytes. It is small, as the start fills a segment with zeros, but four times the largest
+#: entry, a message of 1 MiB.
 _SEGMENT_BYTES = 5 << 20
 #: Timeout of a start, in seconds; and interval of looking for its end.
 _START_S, _LOOK_S = 30.0, 0.002
@@ -44,7 +45,7 @@ class LocalNode:
     `start` and `close`."""
 
     def __init__(self) -> None:
-        #: Address of the node, for clients.
+        #: URL of the node, for clients; set by `start`.
         self.url = ""
         self._loop = ShiftedLoop()
         self.clock = Clock(self._loop, self._settle)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def hadelay() -> "Iterator[LocalNode]":
-    """A node of the test's own, with `url`, `client`, and a `clock` to `advance`."""
+    """Fixture: a node for one test, with `url`, `client`, and a `clock` to `advance`."""
     from hadelay.testing.node import LocalNode
 
     with LocalNode() as node:

@@ -1,4 +1,5 @@
-"""The table of hadelay/outbox/tables.py as Django sees it; the migration creates it with the statements there."""
+"""Django model of the outbox table. The migration creates the table with the SQL statements in
+hadelay/outbox/tables.py."""
 
 import uuid
 

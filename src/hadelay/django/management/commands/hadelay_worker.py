@@ -1,4 +1,4 @@
-"""`manage.py hadelay_worker`."""
+"""Command `manage.py hadelay_worker`, which runs the tasks of one backend."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             raise CommandError("QUEUES of the backend is empty, which allows all queues: name some with --queue")
         if known and (unknown := set(queues) - known):
             raise CommandError(f"--queue {min(unknown)}: QUEUES of the backend has no such queue")
-        # The worker processes find the same modules, wherever manage.py is.
+        # Pass sys.path on, so that the worker processes find the same modules wherever manage.py is.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             code = supervise(

@@ -42,7 +42,7 @@ def _client(urls: str | None) -> Client:
 
 
 def _opened(alias: str) -> Database:
-    """A connection of the relay's own, with the driver and the settings that Django has."""
+    """Open a database connection for the relay alone, with Django's driver and settings for this alias."""
     wrapper = connections.create_connection(alias)
     lock = lock_file(str(wrapper.settings_dict["NAME"])) if wrapper.vendor == "sqlite" else None
     wrapper.connect()
