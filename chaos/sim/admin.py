@@ -21,14 +21,14 @@ from hadelay.rights import Token
 from hadelay.server.service.node import NodeService
 
 _STATES = {"scheduled": SCHEDULED, "ready": READY, "dead": DEAD}
-#: Possible values of `states` in a purge request: states of the messages to purge.
+#: Values of the parameter `states` in purge requests: states of the messages to purge.
 _PURGES = (["scheduled", "ready"], ["scheduled"], ["ready"], ["dead"], ["scheduled", "ready", "dead"])
-#: Settings that slow a topic's hand-outs down.
+#: Settings that slow down a topic's hand-outs or refuse its publishes; the client sets one of them at a time.
 _SLOW: tuple[dict[str, Any], ...] = (
     {"rate": 8.0, "catch_up_rate": 20.0}, {"concurrency": 2}, {"publish_rate": 4.0}, {"max_messages": 12},
     {"max_bytes": 3000}, {"paused": True}, {"paused": False},
 )  # fmt: skip
-#: Quotas of the topic in some runs.
+#: Quotas that the administrator's topic has in some runs.
 _QUOTAS: dict[str, Any] = {"publish_rate": 4.0, "max_messages": 12, "max_bytes": 3000}
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"lease_ms": 900, "ttl_ms": 5000, "retention_ms": 1000, "dispatch_sync": "commit", "paused_reason": "moving"},
@@ -41,8 +41,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class AdminClient(Client):
-    """Administrator of the topic with a limit of attempts. In the drain (`good`: the end of the run, without faults),
-    redrives all dead letters until none is left."""
+    """Client that administers the topic with a limit of attempts. In the drain (`good`: the end of the run, without
+    faults), it redrives all dead letters until none is left."""
 
     cluster: SimCluster
 
@@ -110,12 +110,12 @@ class AdminClient(Client):
         if self.good:
             if self.history.slowed:
                 self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))
-            # Redrive all dead letters in the drain, even if this client is left out of the run: consumers must get
-            # them.
+            # Redrive all dead letters in the drain, even if this client's acts are left out of the run: consumers must
+            # get them.
             self._look()
         elif self.cluster.parts.take(part):
             if self.workload.group_concurrency and rng.random() < 0.2:
-                # Never down to 1 from more: such a topic refuses receives with filters.
+                # Never lower the limit to 1: a topic with group_concurrency 1 refuses receives with tag filters.
                 self._configure({"group_concurrency": self.workload.group_concurrency + rng.randrange(3)})
             elif self.slows and rng.random() < 0.3:
                 self.history.slowed = True
@@ -140,7 +140,7 @@ class AdminClient(Client):
         self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _manage(self) -> None:
-        """Create, configure and delete a topic without messages; some settings are invalid."""
+        """Create, configure or delete a topic that has no messages; some of the settings are invalid."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.history.count("topic refused", error is not None and not error.retryable)
@@ -155,7 +155,7 @@ class AdminClient(Client):
             self.ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
 
     def _grant_access(self) -> None:
-        """Grant or revoke access of a token."""
+        """Create or revoke an access token."""
         digest = sha256(b"%d" % self.random.randrange(6)).digest()
         scopes = self.random.choice((["consume"], ["publish:ord*", "read"], ["admin"], ["nonsense"]))
         lifetime_ms = self.random.choice((None, 1, 60_000))
@@ -173,7 +173,8 @@ class AdminClient(Client):
         self.ask(change, replied)
 
     def _order(self, order: Order, request: Request, what: str) -> None:
-        """Send a purge or redrive. A repetition is a new order, as an unanswered order may be carried out later."""
+        """Send a purge or redrive. A repetition of the request counts as a new order, because an unanswered order may
+        be carried out later."""
         self.history.orders.append(order)
 
         def replied(result: Any, error: HadelayError | None) -> None:
@@ -214,7 +215,7 @@ class AdminClient(Client):
 
 
 class Reader(Client):
-    """Client that looks messages up and pages through a topic, at any node: messages that were confirmed before the
+    """Client that looks messages up and pages through a topic, at any node. Messages that were confirmed before the
     request must be found."""
 
     cluster: SimCluster
@@ -253,8 +254,8 @@ class Reader(Client):
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            # The cluster may have forgotten messages that ended, after a suspension for hours or in a topic with a
-            # brief retention, but not before their retention is over.
+            # The cluster may forget a message that ended, after a suspension for hours or in a topic with a brief
+            # retention, but only when the retention of the message is over.
             brief = message.topic == self.cluster.workload.brief
             retention_s = self.cluster.workload.retention_ms / 1000 if brief else RETENTION_S
             kept = not forgets(self.cluster, message) or (ended and self.world.now < since + retention_s - 1.0)
@@ -275,13 +276,13 @@ class Reader(Client):
             return "acked", min(acks)
         if message.cancelled is None:
             return "", 0.0
-        # A message that was replaced before is cancelled as well.
+        # A message that another message had already replaced is answered as cancelled, too.
         replaced = self.history.may_be_replaced(message, message.id or 0)
         return "cancelled", message.invoked if replaced else message.cancel_invoked or 0.0
 
     def _compare(self, message: Message, found: Found[str], ended: str, by_key: bool) -> None:
-        """Check the answer to a look-up. ended: state of the message, if known. By key, the answer is the message that
-        was published last with the key."""
+        """Check the answer to a look-up. ended: final state of the message, "" if unknown. by_key: the look-up was by
+        client key, and must find the message that was published last with the key."""
         number, wrong = decode_id(found.id), not by_key
         other = next((m for m in self.history.messages if m.id == number), None)
         if number == message.id:
@@ -294,7 +295,8 @@ class Reader(Client):
         self.cluster.decide("reads", wrong, text, message.id or 0)
 
     async def _page(self, service: NodeService, topic: str, listed: State) -> None:
-        """Read all pages; check that each begins after the page before, and that no message appears twice."""
+        """Read all pages of a list; check that each page begins after the page before, and that no message appears
+        twice."""
         after: Key | None = FIRST
         while after is not None:
             ask = ListRequest(frozenset({listed}), 0, 1 << 52, (), after, 7)

@@ -31,8 +31,8 @@ from hadelay.storage.backup import Archive, LocalBackups
 
 
 class Backups(Client):
-    """Operator who makes backups on a separate disk. The code of a backup blocks for each answer; meanwhile other
-    events run."""
+    """Operator who makes backups on a separate disk. The code of a backup blocks until each answer; meanwhile other
+    events of the simulation run."""
 
     cluster: SimCluster
 
@@ -51,7 +51,7 @@ class Backups(Client):
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:
                 self.world.run_for(0.1)
-            self.disk.power_cut()  # the operator's machine may crash between two tries
+            self.disk.power_cut()  # power cut at the operator's machine, which may crash between two tries
             try:
                 self.archive.files.prepare()
                 self.made = Copying(self.archive, partial(self._call, process), inf, hidden=True).run(keep=2)["index"]
@@ -118,9 +118,9 @@ class Backups(Client):
 
 
 def _compare(cluster: SimCluster, compared: set[str], node: Node) -> None:
-    """Compare the restored messages that wait and were never handed out with what clients know of them. (I1 checks that
-    none is missing.) compared: names of nodes that have started before; a later start begins at a checkpoint of their
-    own, which may be older than what clients know."""
+    """Check restored messages that wait and were never handed out: their content must be what clients know. (I1 checks
+    that none is missing.) compared: names of nodes that have started before; a later start begins at a checkpoint of
+    their own, which may be older than what clients know."""
     if node.name in compared:
         return
     compared.add(node.name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check(ledger: Ledger) -> None:
-    """Check all batches. Raises AssertionError with the inconsistency."""
+    """Check all batches of a ledger. Raises AssertionError with the first inconsistency."""
     members = _open_members(ledger)
     rows = [number_in(key) for key, _ in ledger.tables.range(BATCH, limit=1 << 30)]
     assert rows == sorted(ledger.batch_states, reverse=True), "batches without state"
@@ -47,7 +47,8 @@ def check(ledger: Ledger) -> None:
 
 
 def _open_members(ledger: Ledger) -> Counter[int]:
-    """Count unsettled members by batch; checks the rows of each hour, and the numbers in grants."""
+    """Number of unsettled members of each batch. Also checks the rows of batch members of each hour, and the batch
+    numbers in grants."""
     found, blocks, by_entry = Counter[int](), Counter[int](), dict[tuple[int, int], int]()
     for key, row in ledger.tables.range(BATCHOF, limit=1 << 30):
         hour, block = BLOCK_KEY.unpack(key)

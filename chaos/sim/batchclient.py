@@ -24,8 +24,8 @@ def used(seed: int) -> bool:
 
 
 class BatchClient(Client):
-    """Opens batches, publishes members, and lets some of them fail. In the drain (`good`: the end of the run, without
-    faults), seals all batches, and consumes."""
+    """Client that opens batches, publishes members, and lets some of them fail. In the drain (`good`: the end of the
+    run, without faults), it seals all batches, and consumes their members and callbacks."""
 
     def start(self) -> None:
         self.stopped = not used(self.cluster.seed)

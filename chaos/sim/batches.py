@@ -1,4 +1,5 @@
-"""Check of the promise about batches: the callback comes exactly once, never before the last member, never without.
+"""Check B2 of batches: the callback comes exactly once, never before the last member has ended, and only if the batch
+asks for one.
 
 B2  Of each batch, one callback is stored in the log entry that settled the last member, if its outcome asks for one;
     else none. The members, their ends and the callbacks are those in records and histories, not in the tables of
@@ -20,44 +21,44 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
     from hadelay.ledger.state import Ledger
 
-#: Topics of the members and of the callbacks.
+#: Names of the topic of the batches' members, and of the topic of the callbacks.
 MEMBERS, CALLBACKS = "batched", "completed"
 _ENDS = {Event.ACKED, Event.TTL_EXPIRED, Event.CANCELLED, Event.DEAD}
 
 
 class Seen(NamedTuple):
-    """What records and histories say of a batch."""
+    """A batch as found in records and histories of messages: ends of its members, and its callbacks."""
 
-    #: First end of each member: (time in Unix ms, event); None: it is pending.
+    #: For each member: (time in Unix ms, event) of its first end; None while the member is pending.
     ends: list[tuple[int, Event] | None]
     #: Times, in Unix ms, at which callbacks were stored.
     callbacks: list[int]
 
 
 def on_of(key: str) -> On:
-    """The outcome that asks for a callback: the keys of the simulator's batches begin with its name."""
+    """Outcome of a batch that asks for a callback: the name of the outcome is the first part of the batch's key."""
     return On[key.partition("-")[0].upper()]
 
 
 def batches_called_back(cluster: SimCluster) -> None:
-    """B2, on every node."""
+    """Check B2 of all batches on every running node."""
     for node in cluster.nodes():
         for key, seen in _seen(node.ledger).items():
             found = batches.find(node.ledger, key)
-            # A batch may be forgotten, and hours with members or with the callback be deleted, after a suspension of
-            # hours.
+            # Skip a batch if it or its entries are gone: after a suspension of hours, a batch may be forgotten, and
+            # hours with members or with the callback deleted.
             if found is not None and len(seen.ends) == found.state.joined and _keeps_callback(node.ledger, found):
                 judge(cluster, key, seen, found.state.flags)
 
 
 def _keeps_callback(ledger: Ledger, found: batches.Found) -> bool:
-    """Whether the hour in which the callback of a batch falls due is still there, or the batch has none."""
+    """Whether the hour in which the callback of a batch is filed still exists; True if the batch has no callback."""
     due_ms = found.state.ended_ms + found.stored.spec.delay_ms
     return not found.state.callback or due_ms // HOUR_MS in ledger.store.hours()
 
 
 def judge(cluster: SimCluster, key: str, seen: Seen, flags: int) -> None:
-    """Judge one batch with these flags."""
+    """Check B2 of one batch. flags: flags of its state in the ledger."""
     over = [end for end in seen.ends if end is not None]
     complete = len(over) == len(seen.ends) and bool(flags & SEALED) and not flags & EXPIRED
     outcomes = {event for _, event in over}

@@ -22,19 +22,20 @@ from hadelay.server.service.node import NodeService
 
 #: Share of runs with bulk jobs: a message that a job may have changed is exempt from many checks.
 SHARE = 0.4
-#: Changes of due times, in ms. Small, so that messages fall due within the run.
+#: Changes of due times by bulk jobs, in ms: small, so that messages fall due within the run.
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"shift_ms": -500}, {"shift_ms": 300}, {"shift_ms": 900}, {"shift_ms": 1_400}, {"delay_ms": 400},
 )  # fmt: skip
-#: Errors of dead letters: of consumers, of the webhook's receiver, and of a lease that ended.
+#: Errors in dead letters, by which jobs may filter: a consumer's, the webhook receiver's, a nack, and a lease that
+#: ended.
 _ERRORS = ("cannot be done", "HTTP 500", "nacked", "lease expired")
-#: Kind of a job → topics, besides those of the workload, whose messages the job may change. Jobs cancel none there: a
-#: schedule counts what its changes cancel, and a subscription has the copies that it should have.
+#: Kind of a job → topics, besides those of the workload, whose messages the job may change. No job cancels messages
+#: there, because checks count on them: those of schedules and copies for subscriptions.
 _ELSEWHERE = {"job move": (TIMED, PATIENT, f"{EVENTS}*"), "redrive": (RED_QUEUE,)}
 
 
 class BulkClient(Client):
-    """Client that begins and stops bulk jobs, in half of all runs. It sends no requests later than one second after the
+    """Client that begins and stops bulk jobs, in some of the runs. It sends no requests later than one second after the
     end of the faults."""
 
     cluster: SimCluster
@@ -64,14 +65,15 @@ class BulkClient(Client):
         self._next()
 
     def _repeat(self) -> None:
-        """Let the leader propose a step of a bulk job that was already applied."""
+        """Let the leader propose a step of a bulk job that was already applied, as after a proposal with an unknown
+        outcome."""
         leader, steps = self.cluster.leader(), self.cluster.job_steps[-3:]
         if leader is not None and steps:
             leader.group_commit.propose_as_leader(self.random.choice(steps), lambda result, error: None)
 
     async def _stop(self, service: NodeService) -> None:
         for job in (await service.jobs.list_jobs(stale=False))[-1:]:
-            if job.action != "fill":  # check F1 could not tell which copies a stopped fill lacks
+            if job.action != "fill":  # never stop a fill: check F1 could not tell which copies are missing
                 await service.jobs.stop(job.id, Actor())
 
     def _drawn(self) -> tuple[str, JobSpec]:
@@ -91,7 +93,7 @@ class BulkClient(Client):
         return "job move", JobSpec("reschedule", f"{self.topic[:-1]}*", some, rate=rate, **rng.choice(_CHANGES))
 
     def _filtered(self, kind: str, spec: JobSpec) -> JobSpec:
-        """Replace the filter of a job by one or two others, and its topic in some cases."""
+        """Replace the filter of a job's specification by one or two other filters, and its topic in some cases."""
         rng, history, workload = self.random, self.history, self.cluster.workload
         others = (workload.in_order,) if kind.startswith("job ") else ()
         topic = rng.choice((spec.topic, spec.topic, *others, *2 * _ELSEWHERE.get(kind, ())))
@@ -118,7 +120,7 @@ class BulkClient(Client):
         if spec.action == "reschedule" and rng.random() < 0.2:
             spec = replace(spec, shift_ms=None, delay_ms=None, at_ms=at_ms + 1_000)
         chosen = rng.sample(sorted(filters), rng.choice((1, 1, 2)))
-        if rng.random() < 0.5:  # these filters are possible for few kinds of jobs only
+        if rng.random() < 0.5:  # prefer these two filters in half of the cases: only few kinds of jobs can have them
             chosen = sorted(filters.keys() & {"schedule", "error"}) or chosen
         return replace(spec, topic=topic, **{"tags": (), **{name: filters[name] for name in chosen}})
 

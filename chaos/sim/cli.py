@@ -89,7 +89,7 @@ class Totals:
     #: Seed of each failed run → the promise that the run broke.
     failed: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
+    #: Pairs of fault families that struck in the same run, with the run's mode and size: "kill × pause, commit, 5".
     pairs: list[str] = field(default_factory=list)
 
     @classmethod
@@ -304,7 +304,7 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
         report = run(frozenset(parts))
         if _promise(report) != _promise(whole):
             return False
-        # Drop parts that no longer occur in the smaller run.
+        # Drop names of parts that do not occur any more in the smaller run.
         report.parts = [part for part in report.parts if part in parts]
         best = report
         return True
@@ -332,7 +332,8 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
 
 
 def _kind(part: str) -> str:
-    """Kind of a part of a run, such as strikes or one client: shrink drops all parts of a kind first."""
+    """Kind of a part of a run, such as strikes of the nemesis or acts of one client: shrinking first tries to leave out
+    all parts of a kind."""
     return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "admin")) else part.partition(".")[0]
 
 

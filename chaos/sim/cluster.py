@@ -46,24 +46,25 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
-#: Kinds of commands that may contain a change or a firing of a schedule.
+#: Kinds of commands that may change or fire a schedule.
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
-#: Interval, in applied log entries, of comparing an entry's results between nodes.
+#: Interval, in log entries: the results of one in this many entries are compared between nodes.
 _SAMPLE = 16
-#: Share of runs with a fuzz client, and share of runs whose schedules and bulk jobs have all kinds of bounds and
-#: filters.
+#: Share of runs with a fuzz client; and share of runs in which schedules have all kinds of bounds, and bulk jobs all
+#: kinds of filters.
 FUZZED, FULL = 0.2, 0.4
 #: Retention of settled messages, in seconds: so short that it ends during most suspensions of all machines.
 RETENTION_S = 2 * HOUR_S
 #: Share of runs with short Raft logs: a node that was away for a while gets a snapshot.
 SHORT_LOGS = 0.65
-#: Share of runs in which brief journal syncs run on the event loop, as in real nodes; shortest such sync, in seconds,
-#: that counts as a stall.
+#: Share of runs in which brief journal syncs run on the event loop, as in real nodes; and shortest such sync, in
+#: seconds, that is counted as a stall.
 BRIEF, STALL_S = 0.4, 0.15
 
 
 class Watch(Served):
-    """Base of SimCluster: records applied entries, grants and promises of all nodes, and each broken promise."""
+    """Base of SimCluster: observes all nodes, records applied entries and grants, checks promises, and notes each
+    broken promise."""
 
     def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
@@ -77,36 +78,39 @@ class Watch(Served):
         self.features = Features(self.decide)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
-        #: Index of each applied entry → (time and node of its first application, content).
+        #: Index of each applied entry → (time and node of its first application, bytes of the entry).
         self.entries: dict[int, tuple[float, str, bytes]] = {}
         #: (term, seq) of each grant → (time of its first application, cluster time, term of its entry).
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
-        #: Extended leases: (term, seq, position) → new end in cluster time.
+        #: Extended leases: (term of the grant, number of the grant, position in the grant) → new end of the lease in
+        #: cluster time.
         self.extended: dict[tuple[int, int, int], int] = {}
-        #: Number of a bulk job → ids of the messages in its applied steps; and all applied steps, encoded.
+        #: Number of a bulk job → ids of the messages in its applied steps. And all applied steps of jobs, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
-        #: Messages that a job step of the present entry names although its job does not select them.
+        #: Messages that a step of a bulk job in the present entry names although the job does not select them.
         self._strays: set[int] = set()
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
-        #: Interval mode: each term but the first, with the due times that the replicated state before it bounds: from
-        #: the second of the cursor to AHEAD_MS after the last stamp. And this state after the last entry.
+        #: Interval mode: for each term but the first, the range of due times that the replicated state at its begin
+        #: allows for hand-outs: from the second of the cursor to AHEAD_MS after the last entry's time. And this range
+        #: after the last entry.
         self.bounds: list[tuple[int, int, int]] = []
         self._bound = (0, 0)
-        #: Log entry → true time of its proposal. For committed entries: (true time of the proposal, cluster time in the
-        #: entry).
+        #: Log entry → true time of its proposal. And for each committed entry: (true time of the proposal, cluster time
+        #: in the entry).
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: Time at which each new leader was first seen.
         self.elected: list[float] = []
-        #: Ids of the messages that their groups block, after the last entry; and message id → cluster time at which its
-        #: group last let it go.
+        #: Ids of the messages that were blocked by their groups after the last entry; and message id → cluster time at
+        #: which its group last unblocked it.
         self._blocked: set[int] = set()
         self.unblocked_ms: dict[int, int] = {}
 
     def _observe(self, process: Process, node: Node) -> None:
-        """Wrap methods of a node, to observe which entries it applies and proposes, and how it learns cluster time."""
+        """Wrap methods of a node, to observe which entries it applies and proposes, and how it deletes entries and
+        learns cluster time."""
         machine = node.raft.machine
         apply = machine.apply
 
@@ -120,7 +124,8 @@ class Watch(Served):
                 _, now_ms, commands = decode_entry(command)
                 self.features.begin(node.ledger, now_ms, commands)
             results = apply(index, term, command)
-            # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
+            # Compare the results of only some entries: comparing is slow, and nodes with equal states have equal
+            # results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
             first = self.applied.setdefault(index, mark)
             if first is mark:
@@ -204,15 +209,16 @@ class Watch(Served):
         self.decide("I14 durability, majority", not stored, text)
 
     def _note_fill(self, audited: Audited, ledger: Ledger) -> None:
-        """Note the pending messages of a topic, if the command has just begun to copy them to a new subscription."""
+        """Record which messages of a topic are pending, if the command has just begun to copy them to a new
+        subscription."""
         if audited.kind == Command.SUBSCRIPTION_FILL:
             for job in ledger.fills.values():
                 if job.began_ms == ledger.now_ms:
                     self.history.filled_from |= pending_in(ledger, job.spec.topic)
 
     def _note_step(self, step: JobStep, node: Node) -> None:
-        """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages, and
-        no others."""
+        """Check J1 and J2 of one step. J1: no message is in two steps of one bulk job. J2: a job that ends by itself
+        has met all messages that it selects, and no others."""
         ids = set(step.ids)
         strays, self._strays = ids & self._strays, set()
         text = f"job {step.job} does not mean {[f'{i:x}' for i in strays]}"
@@ -241,13 +247,13 @@ class Watch(Served):
         except DamagedFile:
             if node.name not in self.rotten:
                 raise
-            return  # the check reads more entries than apply does
+            return  # skip the check: it reads more entries than apply does, and met a damaged one
         self.decide("G1 groups", bool(wrong), wrong)
         self.unblocked_ms.update(dict.fromkeys(self._blocked - blocked, node.ledger.now_ms))
         self._blocked = blocked
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
-        """Record extended leases, and webhooks' leases that ended with an ack."""
+        """Record extended leases, and tell the webhook's receiver which of its leases ended with an ack."""
         for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
             if outcome != LeaseOutcome.DONE:
                 continue
@@ -262,7 +268,7 @@ class Watch(Served):
             self.elected.append(self.world.now)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
-        """Check, for I13, that a node counts majorities by a list of members that is in its log."""
+        """Check, for I13, that the list of members by which a node counts majorities is in the node's log."""
         if raft.applier.installing:
             return  # a snapshot is being installed: this log does not have its members yet
         at, members = raft.machine.members()
@@ -300,8 +306,8 @@ class SimCluster(Watch):
         world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.sync, self.group, self.window_ms = sync, group, window_ms
         rng = world.random
-        #: Draw the sizes of journal, checkpoint and write buffer: with small sizes, a lagging node has to fetch files
-        #: instead of log entries.
+        #: Sizes of journal, checkpoint and write buffer, drawn per run: with small sizes, a node that lags behind has
+        #: to fetch files instead of log entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         #: Limit of bytes per second that the patrol of a node reads; 0: no patrol.
@@ -310,11 +316,11 @@ class SimCluster(Watch):
         self.segment_bytes = 64 << 10
         own = random.Random(f"{seed} journal")
         if own.random() < SHORT_LOGS:
-            # Smallest segments that have room for the largest entry, and frequent checkpoints.
+            # Use the smallest segments that have room for the largest entry, and frequent checkpoints.
             self.segment_bytes, self.journal_keep_bytes = 17 << 10, own.choice((0, 0, 20_000))
             self.checkpoint_bytes = own.choice((1 << 16, 1 << 18))
         super().__init__(world, names, profile, brief=brief, restart=restart, only=only)
-        #: Members at the start of the run; `names` are the members that should exist now.
+        #: Names of the members at the start of the run; `names` are the members that should exist now.
         self.founders = names
         self.workload = workload or Workload()
         #: True: the run has a fuzz client (chaos/sim/fuzz.py), and nodes write `.heads` files (cached heads of the
@@ -322,10 +328,10 @@ class SimCluster(Watch):
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
         #: True: schedules and bulk jobs have all kinds of bounds and filters.
         self.full = random.Random(f"{seed} full").random() < FULL
-        #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
-        #: heard of a leader.
+        #: Time, in seconds, for which all machines were suspended. Meanwhile their monotonic clocks drift apart, and no
+        #: node hears of a leader.
         self.slept_s = 0.0
-        #: Begins of the suspensions of all machines, in Unix ms.
+        #: Times, in Unix ms, at which suspensions of all machines began.
         self.naps_ms: list[int] = []
         self.on_boot: list[Callable[[Node], None]] = []
         #: Limit of ready messages in memory per topic: with a small one, scans of the index find most messages.
@@ -347,8 +353,8 @@ class SimCluster(Watch):
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
         if not keeps:
-            # Empty the disk of the retired machine: a founding member is not admitted again with its old disk, and an
-            # old disk names members that may be gone.
+            # Empty the disk of the retired machine, so that it can be added again: a founding member is not admitted
+            # again with its old disk, and an old disk names members that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 
@@ -405,7 +411,7 @@ class SimCluster(Watch):
         journal = node.raft.journal
         anew = journal.incarnation != FOUNDING and (journal.last_index, journal.term) == FIRST
         if anew and machine.name in self.rotten:
-            # the earlier process noted damage, but crashed before it ended itself
+            # an earlier process noted damage, which emptied the disk, but crashed before it called `fatal`
             self._forget(machine)
         self._look_at_journal(machine, journal)
         self.safety.reopened(machine.name, node.raft.journal)
@@ -425,7 +431,7 @@ class SimCluster(Watch):
         self.note(f"starts at index {node.raft.applied_index}, journal to {node.raft.last_index}", process.name)
 
     def _look_at_journal(self, machine: Machine, journal: Journal) -> None:
-        """I14: entries that this disk reported as synced are there after a restart."""
+        """I14: after a restart, the journal still has the entries that it had reported as synced."""
         at, known = machine.durable, self.applied.get(machine.durable)
         if known is None or at <= journal.base_index:
             return
@@ -468,7 +474,7 @@ class SimCluster(Watch):
         return [m.process.node for m in self.machines.values() if m.process is not None and m.process.node is not None]
 
     def leader(self) -> Node | None:
-        """The leader of the newest term."""
+        """The leader's node, by the newest term; None if no node leads."""
         leading = [node for node in self.nodes() if node.leading]
         return max(leading, key=lambda node: node.leading) if leading else None
 
@@ -478,7 +484,7 @@ class SimCluster(Watch):
         return self.workload.topics if self.receiver is None else self.workload.topics[:-1]
 
     def fails(self, body: bytes) -> bool:
-        """True if every consumer fails to process the message."""
+        """True if the message with this body fails at every consumer that processes it."""
         message = self.history.message_of(body)
         if message is None or message.topic != self.workload.limited:
             return False

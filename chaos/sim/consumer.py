@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
     from chaos.sim.machines import Process
 
-#: Limit of retries, by kind of settlement.
+#: Limit of repetitions of an unanswered request, by kind of settlement.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
-#: Share of runs whose consumers sometimes hang up, and share of the waiting receives that they abandon.
+#: Share of runs whose consumers sometimes hang up; and share of the waiting receives at which such a consumer hangs up.
 _IMPATIENT, _LEFT = 0.3, 0.3
 #: Share of runs whose consumers repeat receives that were already answered; and share of the settlements at which such
 #: a consumer repeats the receive.
 _REPEATING, _REPEATED = 0.3, 0.5
-#: Share of runs whose consumers may nack a message without counting the attempt.
+#: Share of runs in which some nacks do not count the attempt.
 _LAZY = 0.2
 #: Share of runs whose consumers may end a message of the administrator's topic as dead.
 _GIVING_UP = 0.2
 #: Share of runs whose consumers' acks carry results.
 _RESULTS = 0.6
-#: Share of runs whose consumers ask for several messages of one group.
+#: Share of runs whose consumers ask for several messages of one message group per receive.
 _RUNNING = 0.7
-#: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
+#: Share of receives whose consumer cannot follow a redirect, so that a follower relays them to the leader.
 _RELAYED = 0.3
 
 
 class _Redirect(NoLeader):
-    """HTTP 307: another node leads."""
+    """Error that stands for an HTTP redirect (307): another node leads."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(f"{leader} leads")
@@ -52,7 +52,7 @@ class _Redirect(NoLeader):
 @dataclass(eq=False)
 class _Receive:
     """A receive of one consumer. again: an earlier call with the same request_id may have reached a node. gone: the
-    consumer hung up and does not repeat the request."""
+    consumer hung up, and does not repeat the request."""
 
     poll: ReceiveRequest
     retries: int
@@ -86,7 +86,7 @@ class Consumer(Client):
         #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
-        # Request ids start above the ids used before a restore: a consumer must not use an id for two receives.
+        # Use request ids above those from before a restore: a consumer must not use an id for two receives.
         self.requests = int(cluster.world.now * 1000)
         #: Random stream that decides when to hang up; None: this consumer always waits for the answer.
         self.impatience = None
@@ -99,12 +99,13 @@ class Consumer(Client):
         lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
         uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
         self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
-        #: Random stream of the largest number of messages of one group per receive; None: always 1.
+        #: Random stream that decides how many messages of one message group a receive may get; None: always 1.
         self.runs = None
         if random.Random(f"{cluster.seed} runs").random() < _RUNNING:
             self.runs = random.Random(f"{cluster.seed} {name} runs")
         self.has_results = random.Random(f"{cluster.seed} results").random() < _RESULTS
-        #: Whether nacks of 300 ms end messages as dead, in the topic whose administrator redrives dead letters.
+        #: Whether nacks with a delay of 300 ms make messages dead letters, in the topic whose administrator redrives
+        #: dead letters.
         self.gives_up = random.Random(f"{cluster.seed} gives up").random() < _GIVING_UP
 
     def start(self) -> None:
@@ -129,7 +130,7 @@ class Consumer(Client):
             poll.group_max = self.runs.choice((1, 2, 3, 10))
         if not self.good and rng.random() < workload.selective:
             some = rng.sample(workload.tags, 2)
-            # A topic that hands out one message of a group at a time refuses filters.
+            # A topic with group_concurrency 1 refuses tag filters: leave out topics with message groups.
             topics = [topic for topic in topics if topic not in workload.topics[-2:]]
             if workload.group_concurrency == 1:
                 poll.topics = topics or [workload.topics[0]]
@@ -174,7 +175,8 @@ class Consumer(Client):
         self.world.after(delay_s, self._ask, again)
 
     async def _received(self, process: Process, receive: _Receive) -> list[HandOut]:
-        """Handle a receive as http/consume.py does: the leader hands out; another node redirects or relays."""
+        """Handle a receive on a node as http/consume.py does: the leader hands out; another node redirects the
+        consumer, or relays the receive to the leader."""
         leader = await process.service.cluster.find_leader()
         if leader.here:
             return await self._handed(process, receive)
@@ -193,7 +195,7 @@ class Consumer(Client):
         except asyncio.CancelledError:
             inner.hang_up()
             raise
-        except DamagedFile as damage:  # flipped bits at the leader, not at the node that relays
+        except DamagedFile as damage:  # damage by flipped bits at the leader, not at the node that relays
             raise OutcomeUnknown(f"HTTP 500: {damage}") from damage
         finally:
             process.relays.discard(inner)
@@ -218,7 +220,8 @@ class Consumer(Client):
         return handed
 
     def _hang_up(self, call: Call, receive: _Receive, rng: random.Random) -> None:
-        """Close the connection while the receive waits; then ask again under the same request_id, or anew."""
+        """Close the connection while the receive waits. Then repeat it with the same request_id, or begin another
+        receive."""
         if not call.open or self.stopped:
             return
         receive.gone = not (receive.retries > 0 and rng.random() < 0.4)

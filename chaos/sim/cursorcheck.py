@@ -1,4 +1,5 @@
-"""Recount of the localIndex of a leader's dispatch cursor, from bitmaps and due times. For tests and the simulator."""
+"""Check of a leader's dispatch cursor: its localIndex is counted again from bitmaps and due times. For tests and the
+simulator."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def check(core: Dispatcher) -> None:
-    """Check that settled, leased, blocked and ready entries of the cursor's second are as many as the localIndex.
-    Raises AssertionError. Between two events of the loop."""
+    """Check that the localIndex equals the number of settled, leased, blocked and ready entries in the cursor's second.
+    Raises AssertionError. Call this only between two events of the event loop."""
     (_, _, local), now_ms, preload = core.cursor, core.turns.now_ms, core._preload
     at = max(preload.reached, core.scans.reached)
     hour, slot = divmod(at, SECONDS_PER_HOUR)
     spilled = at in preload._seconds and preload._seconds[at].overflow
     if core.scans.first or preload.loading or spilled or core._damages:
-        return  # the node has not loaded the whole second
+        return  # skip the check: the node has not loaded the whole second
     if preload.to_come(at) is None or core.scans.misses(at) or not core.store.mapped(hour):
         assert core.cursor == core.ledger.cursor, f"cursor {core.cursor}, although nothing is known of {at}"
         return
@@ -36,6 +37,6 @@ def check(core: Dispatcher) -> None:
 
 
 def check_node(node: Node) -> None:
-    """Check the cursor of a node that leads."""
+    """Check the cursor of a node if it leads."""
     if node.delivery._grants is not None:
         check(node.delivery._grants.core)

@@ -1,4 +1,4 @@
-"""Client of a topic with a delay of its own in the simulated world."""
+"""Client of a topic with the setting `delay` in the simulated world."""
 
 import random
 from typing import Any
@@ -10,13 +10,13 @@ from hadelay.errors import HadelayError
 from hadelay.model import OWN_DELAY, Draft
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with such a client, and delays of the topic in ms; None: the setting is removed.
+#: Share of runs with such a client; and delays, in ms, to which it sets the topic's `delay` (None removes the setting).
 USED, _DELAYS_MS = 0.06, (None, 0, 300, 300, 1_500, 4_000)
 
 
 class DelayClient(Client):
-    """Changes the delay, publishes with and without a time, and consumes. In the drain (`good`: the end of the run,
-    without faults), only consumes."""
+    """Client that changes the topic's delay, publishes messages with and without a due time, and consumes. In the drain
+    (`good`: the end of the run, without faults), it only consumes."""
 
     def start(self) -> None:
         self.stopped = random.Random(f"{self.cluster.seed} client delays").random() >= USED

@@ -26,7 +26,7 @@ Node = TypeVar("Node", Inode, Directory)
 
 
 class _Lock:
-    """A lock on a file, taken until its object is closed or garbage-collected, or its process ends."""
+    """A lock on a file; it is released when this object is closed or garbage-collected, or its process ends."""
 
     def __init__(self) -> None:
         self.taken = True
@@ -36,7 +36,7 @@ class _Lock:
 
 
 class SimDisk(Disk):
-    """Disk of one machine; the disk outlives the machine's processes.
+    """Simulated disk of one machine, which outlives the machine's processes.
 
     crash_in: the n-th next mutating step raises SimCrash (after possibly half a write). sync_delay_s: what one sync
     takes, with jitter; usual_sync_s: what it takes while no fault slows the disk down. fail_syncs: how many of the next
@@ -59,7 +59,7 @@ class SimDisk(Disk):
         self.syncs = 0
         #: Number of failed syncs, and number of writes refused because the disk was full.
         self.failed_syncs = self.was_full = 0
-        #: Hook for tests, called with (step, path) before each mutating step.
+        #: Hook for tests, called with (step, path) before each step that changes the disk.
         self.watch: Callable[[str, str], None] | None = None
         self.flight: Flight | None = None
         self.flights: list[Flight] = []
@@ -68,8 +68,8 @@ class SimDisk(Disk):
         self._locks: dict[str, weakref.ref[_Lock]] = {}
 
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
-        """Called before every change of the disk. May crash the process; for a write, the function `torn` first writes
-        half of the bytes."""
+        """Called before every change of the disk. May crash the process; in a crash at a write, the function `torn`
+        first writes half of the bytes."""
         if epoch != self.epoch:
             raise SimCrash(f"a process that has ended still tries to {what} {path}")
         self.steps += 1
@@ -128,8 +128,8 @@ class SimDisk(Disk):
         return {path: min(f.size, len(f.durable)) for path, f in files if path.startswith(f"{directory}/")}
 
     def kill(self) -> None:
-        """kill -9: the page cache stays, handles and locks end, and running jobs of threads stop after a random
-        sync."""
+        """kill -9 of the process: the page cache stays, file handles and locks end, and the running jobs of threads
+        stop after a random one of their syncs."""
         self.flight_crash()
         self.epoch += 1
         self.crash_in, self.crashing = 0, False
@@ -138,7 +138,8 @@ class SimDisk(Disk):
             inode.rebuild()
 
     def power_cut(self) -> None:
-        """Power cut: each unsynced write and each unsynced name survives or is lost, independently."""
+        """Power cut: each unsynced write and each unsynced change of a name survives or is lost, independently of
+        others."""
         self.kill()
         chance = self.random.choice((0.0, 0.2, 0.5, 0.9, 1.0))
         for op in self._name_ops:
@@ -173,7 +174,7 @@ class SimDisk(Disk):
         self._root, self._name_ops = Directory(), []
 
     def copy(self) -> dict[str, bytes]:
-        """Copy all files as the process sees them, to compare disks or to restore an old state."""
+        """Copy all files as processes see them (synced or not), to compare disks or to restore an old state."""
         return {path: bytes(inode.live[: inode.size]) for path, inode in self._files().items()}
 
     def sync_everything(self) -> None:
@@ -201,7 +202,7 @@ class SimDisk(Disk):
         self.flight.cost_s += self.sync_delay_s * self.random.uniform(0.5, 2.0)
 
     def flight_crash(self) -> None:
-        """Stop each thread's running job after a random number of its syncs, and undo its later changes."""
+        """Stop each running job of a thread after a random number of its syncs, and undo its later changes."""
         if self.flight is not None:
             self.flight.end()
         for flight in self.flights:
@@ -367,7 +368,7 @@ class SimDisk(Disk):
         return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
     def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
-        """All files, or all directories (`kind`). live: those with a present name; otherwise those with a durable
+        """All files, or all directories (`kind`). live: those that have a name now; otherwise those that have a durable
         name."""
         nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
         return [node for node in nodes if isinstance(node, kind)]

@@ -1,4 +1,5 @@
-"""Network between clients and nodes: a call runs on the node as events of the node, and its answer travels back.
+"""Network between clients and nodes in the simulated world: a call runs on the node as events of the node, and its
+answer travels back.
 
 A process that ends breaks its calls: their callers do not know what became of them.
 """
@@ -26,7 +27,7 @@ Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
 
 
 def whole(slices: Generator[Any, None, T]) -> T:
-    """Run a generator to its end, without other events in between; returns its result."""
+    """Run a generator to its end, without running other events in between; returns its result."""
     while True:
         try:
             next(slices)
@@ -42,7 +43,7 @@ class Door:
         self.cluster, self.world = cluster, cluster.world
 
     def call(self, process: Process, begin: Begin, reply: Reply, timeout_s: float = 4.0) -> Call:
-        """Run begin(node, done) on the process's node, then reply(result, error) at the caller."""
+        """Run begin(node, done) as an event of the process; then run reply(result, error) at the caller."""
         call = Call(self, process, reply)
         process.calls.append(call)
         self.world.after(self.latency(), call.begin, begin, owner=process.runtime)
@@ -80,8 +81,8 @@ class Call:
             self.ended(None, damage)
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        """End of the call on the node: send its result or error to the caller. Raises errors with which a node must not
-        answer."""
+        """End a call on the node: send its result or error to the caller. An error that a node must not answer with is
+        raised."""
         if isinstance(error, DamagedFile):
             excused = self.process.name in self.door.cluster.rotten
         else:
@@ -131,7 +132,7 @@ class Served(Machines):
 
 
 class Client:
-    """Base class of the simulated clients; each draws from its own random stream."""
+    """Base class of the simulated clients. Each client draws from its own random stream."""
 
     def __init__(self, cluster: Served, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -139,7 +140,7 @@ class Client:
         self.random = random.Random(f"{cluster.seed} {name}")
         #: `good`: the client settles all messages; `stopped`: the client sends no more requests.
         self.good = self.stopped = False
-        #: Number of acts (requests with their repetitions) that this client has begun.
+        #: Number of acts that this client has begun; an act is a request with its repetitions.
         self.acts = 0
 
     def ask(
@@ -154,8 +155,8 @@ class Client:
         return process is not None
 
     def take(self, topics: Sequence[str], counted: str, *, fails: bool = False) -> None:
-        """Receive what is due in these topics, once, and ack all of it; or, if `fails`, nack all of it. counted: name
-        of the count of received messages."""
+        """Receive due messages of these topics once, and ack all of them or, if `fails`, nack all of them. counted:
+        name under which the history counts the received messages."""
         poll = ReceiveRequest(list(topics), self.name, b"%d" % int(self.world.now * 1000), 20, 0, 900)
 
         async def taken(service: NodeService) -> int:
@@ -170,8 +171,8 @@ class Client:
         self.ask(taken, lambda count, error: self.history.count(counted, count or 0))
 
     def next_act(self) -> str:
-        """Begin an act with a random stream of its own, which no earlier act influences. Returns the act's name, for
-        `cluster.parts`."""
+        """Begin an act of this client, with a new random stream that no earlier act influences. Returns the act's name,
+        for `cluster.parts`."""
         self.acts += 1
         name = f"{self.name}.{self.acts}"
         self.random = random.Random(f"{self.cluster.seed} {name}")

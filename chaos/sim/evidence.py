@@ -1,4 +1,4 @@
-"""Facts that the checks of promises read: entries, grants, and bounds of clock differences.
+"""Facts that the checks of promises use: entries, grants, and bounds of clock differences.
 
 Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for each new
 leader, is what "not early" allows.
@@ -47,15 +47,15 @@ def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
 
 
 def forgets(cluster: SimCluster, message: Message) -> bool:
-    """Whether the cluster may have forgotten the message, if it ended: hours passed, or its topic's retention is
-    brief."""
+    """Whether the cluster may have forgotten the message, if the message ended: hours have passed, or its topic's
+    retention is brief."""
     return cluster.history.slept or message.topic == cluster.workload.brief
 
 
 def was_cold(cluster: SimCluster, at: float) -> bool:
-    """Whether a majority that knew no cluster time took it from the wall clocks before `at`, except at the cluster's
-    start. A leader may end before others learn its time, so another cold start may follow. Then two times may exist: a
-    node that was cut off keeps the old time until it hears the new leader."""
+    """Whether there was a cold start before `at`, besides the one at the cluster's start: a majority that knew no
+    cluster time took it from its wall clocks. A leader may end before others learn its time, so another cold start may
+    follow. Then two times may exist: a node that was cut off keeps the old time until it hears the new leader."""
     return any(start <= at for start in cluster.cold_starts[1:])
 
 
@@ -80,6 +80,6 @@ def published_ms(node: Node, message_id: int) -> int:
 
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:
-    """Id of the message that has this message's client key now; 0 if none."""
+    """Id of the message that now has the client key of this message; 0 if there is none."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id)) or b""
     return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")

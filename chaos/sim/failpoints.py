@@ -17,14 +17,14 @@ from itertools import compress
 from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
-#: Node that reaches a crash point. any: any node under load; some: a node that clients happen to use; election: a node
-#: in an election or a leadership transfer; start, empty: a node that starts, with data or with an empty disk.
+#: Kind of node that reaches a crash point. any: any node under load; some: a node that clients happen to use; election:
+#: a node in an election or a leadership transfer; start, empty: a node that starts, with data or with an empty disk.
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
-#: Length, in bytes, of the armed crash point's name in the points file, padded with zeroes. Then follows one byte per
-#: point of POINTS: 1 once a process has reached it.
+#: Layout of the points file: name of the armed crash point, padded with zeroes to this length in bytes; then one byte
+#: per point of POINTS, 1 once a process has reached it.
 ARMED_BYTES = 64
-#: Sizes, in bytes, that make the journal small: its segments fill within seconds, and an empty node gets a snapshot
-#: instead of log entries.
+#: Sizes, in bytes, for a small journal: its segments fill within seconds, and an empty node gets a snapshot instead of
+#: log entries.
 _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
@@ -111,7 +111,7 @@ def arm(path: str | os.PathLike[str], point: str) -> None:
 
 
 def passed(path: str | os.PathLike[str]) -> set[str]:
-    """Crash points that processes with this points file have reached."""
+    """Names of the crash points that processes with this points file have reached."""
     with open(path, "rb") as file:
         return set(compress(POINTS, file.read()[ARMED_BYTES:]))
 

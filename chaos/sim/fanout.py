@@ -18,31 +18,33 @@ from hadelay.model import KEEP, REPLACE, Draft, Event, State, decode_id, pack_id
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
-#: Topic of the subscriptions, and topic of the callbacks.
+#: Names of the topic with subscriptions, and of the topic that gets the callbacks.
 TOPIC, OUTCOMES = "events", "ends"
-#: Settings of the topic of the callbacks: it asks for callbacks, and its messages, which are callbacks, have none.
+#: Settings of the topic that gets the callbacks: it asks for callbacks itself, but must get none about its own
+#: messages, because these are callbacks.
 _ASKS = {"on_success": OUTCOMES}
 _RED: dict[str, Any] = {"tags": ["red"], "max_attempts": 2, "on_failure": OUTCOMES}
-#: Subscription → its settings, for a topic with a queue of its own, and for one without. `part` is deleted and created
-#: again during the run.
+#: Whether the topic has its own queue → name of each subscription → its settings. The subscription `part` is deleted
+#: and created again during the run.
 _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
     True: {"all": {"on_success": OUTCOMES}, "red": _RED, "part": {}},
     False: {"red": _RED, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
 _PART, RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
-#: Subscription that is created once during the run, from the messages that are pending then; and its settings.
+#: Name and settings of a subscription that is created once during the run, and that also gets the messages pending
+#: then.
 _FILLED, _COLORS = f"{TOPIC}~filled", {"any_tags": ["red", "blue"]}
-#: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
-#: `red`; share of these in which a full `red` drops its copies.
+#: Share of runs with subscriptions; share of these whose topic has its own queue; share of these in which the
+#: subscription `red` has a quota; share of these in which `red` drops copies when it is full.
 SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _DROPS = 0.7, 0.5, 0.5, 0.5
-#: Possible quotas of `red`: the bytes are those of three or four messages.
+#: Possible quotas of the subscription `red`: the bytes are those of three or four messages.
 _QUOTAS: tuple[dict[str, Any], ...] = ({"max_messages": 3}, {"max_bytes": 350})
 #: Share of messages with one of three client keys, which replace one another.
 _KEYED = 0.4
 
 
 def _stream(seed: int) -> random.Random:
-    return random.Random(f"{abs(seed)} subscriptions")  # a restored cluster has the same subscriptions
+    return random.Random(f"{abs(seed)} subscriptions")  # a restored cluster (seed < 0) has the same subscriptions
 
 
 def subscribes(seed: int) -> bool:
@@ -51,24 +53,27 @@ def subscribes(seed: int) -> bool:
 
 
 class FanOutClient(Client):
-    """In the drain (`good`: the end of the run, without faults), only consumes."""
+    """Client of a topic with subscriptions. In the drain (`good`: the end of the run, without faults), it only
+    consumes."""
 
     def start(self) -> None:
         self.history.fanned_out = self.sent = list[FannedOut]()
-        #: Mark of this client's messages: a restored cluster knows those of the cluster before.
+        #: First bytes of the body of this client's messages, which tell them from those of the cluster before a
+        #: restore.
         self.mark = b"%d " % int(self.world.now * 1000)
-        #: Whether the subscription `filled` exists; None while its creation may be under way, and in a restored
-        #: cluster, as the backup may have the subscription.
+        #: Whether the subscription `filled` exists. None if unknown: while its creation is under way, and in a restored
+        #: cluster, because the backup may have it.
         self.filled: bool | None = None if self.cluster.seed < 0 else False
-        #: Whether the subscription `part` exists; None while a change of it may be under way.
+        #: Whether the subscription `part` exists; None if unknown, while a change of it is under way.
         self.part: bool | None = None
         rng = _stream(self.cluster.seed)
         self.stopped = rng.random() >= SUBSCRIBED
         self.own_queue = rng.random() < _OWN_QUEUE
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
-        #: Whether a full `red` drops its copies.
+        #: Whether the subscription `red` drops copies when it is full.
         self.drops = False
-        #: Queue → leases that the next ack there names again, in front of others: by then some are lost.
+        #: Queue → leases that the next settlement in the queue names again, before its own leases; some of them have
+        #: been lost by then.
         self.kept: dict[str, list[str]] = {}
         if rng.random() < _BOUNDED:
             self.drops = rng.random() < _DROPS
@@ -135,7 +140,7 @@ class FanOutClient(Client):
         self._send(some, drafts, 8)
 
     def _expect(self, sent: FannedOut) -> None:
-        """Set the queues that get a message published now: those that certainly do, and those that may."""
+        """Set the queues that must get a message published now (`queues`), and those that may get it (`unsure`)."""
         tags, part = sent.tags, self._passes(sent)
         if self.own_queue:
             sent.queues = {TOPIC, f"{TOPIC}~all"} | ({RED_QUEUE} if "red" in tags else set())
@@ -153,14 +158,15 @@ class FanOutClient(Client):
             sent.queues.add(TOPIC)
 
     def _passes(self, sent: FannedOut) -> bool:
-        """Whether the subscription `part` gets the message, if it exists."""
+        """Whether the message passes the filter of the subscription `part`."""
         return self.own_queue or "green" in sent.tags
 
     def _doubt(self, sent: FannedOut, queue: str) -> None:
-        """Note that a subscription, deleted or created meanwhile, or perhaps full, gets the message or does not."""
+        """Note that a queue may or may not get the message, because the subscription was deleted or created meanwhile,
+        or may be full."""
         sent.queues.discard(queue)
         sent.unsure.add(queue)
-        # if no subscription gets the message, the topic's own queue does
+        # if no subscription gets the message, the topic's own queue gets it
         if not self.own_queue and not sent.queues - {TOPIC}:
             sent.queues.discard(TOPIC)
             sent.unsure.add(TOPIC)
@@ -205,8 +211,8 @@ class FanOutClient(Client):
         self.ask(lambda service: service.messages.cancel(sent.id), replied)
 
     def _change_part(self) -> None:
-        """Delete the subscription `part`, or create it again. A request with an unknown outcome may be carried out at
-        any later time, so it is the last one."""
+        """Delete the subscription `part`, or create it again. A change with an unknown outcome is the last one, because
+        it may be carried out at any later time."""
         if self.part is None:
             return
         exists, self.part = self.part, None
@@ -246,10 +252,10 @@ class FanOutClient(Client):
         request = b"%d" % int(self.world.now * 1000)
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8
-        # The queue whose deaths ask for callbacks: some of its messages die.
+        # Make some messages dead in these two queues: deaths ask for callbacks in `red`, and for none in the own queue.
         dies = queue in (RED_QUEUE, TOPIC) and request[-1] % 2 == 0
         kept = self.kept.pop(queue, []) if settles else []
-        # Cancels that were confirmed before this receive.
+        # Messages whose cancels were confirmed before this receive.
         cancelled = [sent.number for sent in self.sent if sent.cancelled]
 
         async def take(service: NodeService) -> list[tuple[int, int, bool]]:
@@ -300,7 +306,7 @@ def _decide(history: History, branch: str, broken: bool, text: str, message_id: 
 
 
 def check_callbacks(history: History, node: Node) -> None:
-    """C1: the topic of the callbacks has one callback for each ack and each death that asks for a callback."""
+    """C1: the topic that gets the callbacks has exactly one callback for each ack and each death that asks for one."""
     ledger = node.ledger
     topic, settled = ledger.topic(TOPIC), ledger.topic(OUTCOMES)
     counts = Counter[str]()
@@ -321,14 +327,15 @@ def check_callbacks(history: History, node: Node) -> None:
                 continue  # skip callbacks that were carried into this hour: they count in their first hour
             record = ledger.store.record(hour, int(row["offset"]), int(row["size"]))
             document = json.loads(decode_record(record).body)
-            if "errors" not in document:  # a message may die again after a redrive
+            if "errors" not in document:  # skip failure callbacks: a message may die again after a redrive
                 again = document["id"] in seen
                 history.decide("C1 callbacks", again, f"the ack of {document['id']} has two callbacks")
                 seen.add(document["id"])
 
 
 def check(history: History, node: Node) -> None:
-    """F1, at the end of a run: each confirmed message has its copies, and what consumers acked is acked."""
+    """F1, at the end of a run: each message with a confirmed publish has its copies, and copies whose acks were
+    confirmed are acked."""
     ledger, missing = node.ledger, 0
     for sent in history.fanned_out:
         if not sent.id or find_entry(ledger, sent.id) is None:
@@ -340,7 +347,7 @@ def check(history: History, node: Node) -> None:
                 queue = ledger.topics[int(place.rows["topic"][0])].name
                 _decide(history, "copies", queue in found, f"event {sent.number} has two copies in {queue}", one)
                 found[queue] = state_of(ledger, place, ledger.now_ms)
-        # Copies of a subscription may be gone with their hour after a suspension for hours.
+        # Do not ask for all copies after a suspension for hours: copies may have been deleted with their hour.
         wanted = set(sent.queues)
         if (
             sent.id in history.filled_from

@@ -30,9 +30,10 @@ from hadelay.ledger.messages.copies import COPYOF
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, MAX_SUBSCRIPTIONS, SEPARATOR, State, encode_id, pack_id, unpack_id
 
-#: Time for which a handler's result is kept if its topic has no retention, in ms.
+#: Time, in ms, for which the result of an ack is kept if the topic has no retention.
 _KEPT_MS = 24 * HOUR_MS
-#: Commands after which the settings of topics may be others than before; entries with one are left out.
+#: Commands that may change the settings of topics. Checks that need the settings before the entry skip entries with
+#: such a command.
 _CHANGES = (
     Command.AUDITED, Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.SUBSCRIPTION_PUT, Command.SUBSCRIPTION_FILL,
 )  # fmt: skip
@@ -42,12 +43,13 @@ _Commands = list[tuple[int, Any]]
 
 
 class Features:
-    """Checks of one cluster. Call `begin` before an entry is applied for the first time, and `committed` after it."""
+    """Checks of one cluster's callbacks, results, subscriptions and bulk jobs. Call `begin` before an entry is applied
+    for the first time, and `committed` after it."""
 
     def __init__(self, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
         self._decide, self._transfers = decide, Transfers(decide)
-        #: Message id → (result that its ack carried, Unix ms until which it is kept).
+        #: Message id → (result that its ack carried, Unix ms until which the result is kept).
         self.results: dict[int, tuple[bytes, int]] = {}
         self._copies: set[bytes] = set()
         self._count = 0
@@ -69,7 +71,7 @@ class Features:
                 return
 
     def committed(self, ledger: Ledger, commands: _Commands, results: list[Any]) -> None:
-        """The entry with these commands was applied, with these results."""
+        """Check an entry that was just applied. commands, results: commands of the entry, and their results."""
         self._transfers.committed(ledger, commands, results)
         try:
             every = [(kind, decode(kind, body), result) for (kind, body), result in zip(commands, results, strict=True)]
@@ -101,7 +103,7 @@ class Features:
                 self._decide("results", found != wanted, text, message_id)
 
     def _check_results(self, ledger: Ledger, command: SettleLeases, result: LeaseResult) -> None:
-        """Results: an ack that counts leaves its own result."""
+        """Results: an ack that takes effect stores the result that it carried."""
         for lease, wanted in {lease: one.json for lease, one in (command.results or {}).items()}.items():
             row = _entry(ledger, command.rows[lease])
             if row is not None and result.outcomes[lease] == LeaseOutcome.DONE:
@@ -112,8 +114,8 @@ class Features:
                 self._decide("results", found != wanted, text, first_id)
 
     def _check_callbacks(self, ledger: Ledger, settles: list[tuple[SettleLeases, LeaseResult]]) -> None:
-        """C1: the callbacks that an entry files are those of its acks, with their contents; and the last error of a
-        death is that of this entry."""
+        """C1: the success callbacks that an entry stores are those that its acks ask for, with the right contents; and
+        the last error in a failure callback is that of this entry."""
         if not ledger.topics.calls_back:
             return
         wanted = Counter(one for command, result in settles for one in _asked(ledger, command, result))
@@ -129,7 +131,8 @@ class Features:
         self._decide("C1 callbacks", filed != wanted, text)
 
     def _filed(self, ledger: Ledger) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(topic, document) of the callbacks that the entry filed: they are due at once, in the running hour."""
+        """(topic, document) of each callback that the entry stored. Callbacks are due at once, so they are in the
+        present hour."""
         hour = ledger.now_hour
         for row in ledger.store.entries(hour, slice(self._count, ledger.store.count(hour))):
             if int(row["first_id"]) == pack_id(ledger.group, hour, int(row["index"])):
@@ -138,8 +141,9 @@ class Features:
                     yield ledger.topics[int(row["topic"])].name, json.loads(record.body)
 
     def _check_published(self, ledger: Ledger, command: Any, result: PublishResult) -> None:
-        """F1: a stored message has a copy in each subscription that its tags pass, and in its topic's own queue; a full
-        subscription that drops refuses nothing; and a replaced message waits nowhere."""
+        """F1: a stored message has a copy in each subscription whose filter its tags pass, and in its topic's own
+        queue; a full subscription that drops copies does not refuse the publish; and a replaced message waits in no
+        queue."""
         for n, row in enumerate(command.rows):
             name, size = command.topics[int(row["topic"])], int(row["meta_size"])
             start = int(command.starts[n]) + RECORD_SIZE
@@ -185,7 +189,8 @@ class Features:
             self._decide("F1 fan-out, copies", waits, f"{copy:x} waits, and {new:x} replaced {old:x}", copy, new)
 
     def _check_dropped(self, ledger: Ledger, every: Iterable[tuple[int, Any, Any]]) -> None:
-        """F1: each copy that a full subscription drops is counted. Fills count their own dropped copies."""
+        """F1: each copy that a full subscription drops is counted. Entries of fills are skipped, because fills count
+        their own dropped copies."""
         if ledger.fills or any(kind == Command.JOB_STEP for kind, _, _ in every):
             return
         for number, wanted in self._dropped.items():
@@ -252,8 +257,8 @@ class Features:
         self._step = step.job, _counts(job), wanted, changed
 
     def _check_step(self, ledger: Ledger, every: list[tuple[int, Any, Any]]) -> None:
-        """J1: the counts of a job agree with the states of the messages before its step; and messages that the job
-        moved still wait."""
+        """J1: the counts of a job agree with the states of the messages before its step; and messages whose due time
+        the job changed still wait."""
         if self._step is None or not isinstance(every[0][2], Done):
             return
         number, before, wanted, changed = self._step
@@ -275,7 +280,7 @@ def _counts(job: Any) -> Counter[str]:
 
 
 def _entry(ledger: Ledger, lease: np.void) -> Any:
-    """The entry that a lease names; entries never change."""
+    """Index entry of the message of a lease. Reading it after apply is safe, because index entries never change."""
     hour, index = int(lease["hour"]), int(lease["index"])
     return ledger.store.entries(hour, slice(index, index + 1))[0] if index < ledger.store.count(hour) else None
 
@@ -285,9 +290,9 @@ def _record(ledger: Ledger, hour: int, row: np.void) -> bytes:
 
 
 def _asked(ledger: Ledger, command: SettleLeases, result: LeaseResult) -> Iterator[str]:
-    """The success callbacks that an ack has to file, in words."""
+    """Success callbacks that the acks of a command have to store, each as a text."""
     bodies = {lease: one.json for lease, one in (command.results or {}).items()}
-    limit = vars(callbacks)["MAX_REPLY"]  # run.py sets a small limit
+    limit = vars(callbacks)["MAX_REPLY"]  # read the limit at run time: run.py replaces it by a small one
     answers = command.replies or {}
     for lease in np.flatnonzero(result.outcomes == LeaseOutcome.DONE).tolist():
         row = _entry(ledger, command.rows[lease])
@@ -311,7 +316,8 @@ def _outcome(topic: str, document: dict[str, Any]) -> str:
 
 
 def _copies(ledger: Ledger, message_id: int) -> list[tuple[int, int]]:
-    """(topic, id) of a message and of the copies that were filed with it: they have its record, and the next ids."""
+    """(topic, id) of a message and of the copies that were stored with it. Copies share the message's record, and have
+    the next ids."""
     _, hour, index = unpack_id(message_id)
     rows = ledger.store.entries(hour, slice(index, index + 1 + MAX_SUBSCRIPTIONS))
     found = list[tuple[int, int]]()

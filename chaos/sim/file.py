@@ -1,5 +1,5 @@
-"""Parts of a simulated disk (chaos/sim/disk.py): files with a volatile and a durable content, directories with two sets
-of names, unsynced operations, open files, and jobs of threads."""
+"""Parts of a simulated disk (chaos/sim/disk.py): files with a volatile and a durable content, directories with volatile
+and durable names, unsynced operations, open files, and jobs of threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLD = 8
 
 
 class SimCrash(BaseException):
-    """The process ends at this I/O step. A BaseException, because only the simulated world may handle it."""
+    """Crash of a process at an I/O step. It is a BaseException, because only the simulated world may handle it."""
 
 
 class InjectedFault(OSError):
@@ -36,11 +36,11 @@ def is_injected(error: BaseException | None) -> bool:
 
 
 class Faults(Protocol):
-    """The disk as its files see it: each of their operations asks the disk for faults."""
+    """Interface of a simulated disk to its files: each operation of a file asks the disk whether to inject a fault."""
 
     epoch: int
     random: random.Random
-    #: The thread's job whose code runs now; and jobs whose syncs are not done.
+    #: Job of a thread whose code runs now; and jobs whose code has run, but whose syncs are not done.
     flight: Flight | None
     flights: list[Flight]
     record: Callable[[bytes], object]
@@ -61,7 +61,7 @@ class Faults(Protocol):
 
 
 class Flight:
-    """A thread's job from its start until the event loop gets its result."""
+    """A job of a thread, from its start until the event loop gets its result."""
 
     def __init__(self, disk: Faults) -> None:
         self.disk = disk
@@ -71,22 +71,23 @@ class Flight:
         self.syncs: list[Callable[[], None]] = []
 
     def end(self) -> float:
-        """Called when the job's code has run; returns the seconds until its last sync is done, when `land` makes the
+        """Called when the job's code has run. Returns the seconds until its last sync is done; then `land` makes the
         changes durable."""
         self.disk.flight = None
         self.disk.flights.append(self)
         return self.cost_s
 
     def land(self) -> InjectedFault | None:
-        """The disk has finished the job's syncs: the changes before them are durable. Returns the error of a sync that
-        failed because another sync of the same file did meanwhile."""
+        """Called when the disk has done the job's syncs: makes the changes before them durable. Returns the error of a
+        sync that failed because another sync of the same file failed meanwhile."""
         if self in self.disk.flights:
             self.disk.flights.remove(self)
             return self._settle(len(self.syncs))
         return None
 
     def reach(self, syncs: int) -> None:
-        """Crash during the job: its first `syncs` syncs are durable, later changes are lost."""
+        """Called when the process crashes during the job: its first `syncs` syncs are durable, later changes are
+        lost."""
         self._settle(syncs)
         self.stage = syncs
 
@@ -101,8 +102,8 @@ class Flight:
 
 
 class Buffer(bytearray):
-    """Bytearray with weak references: views of a buffer that was replaced by a larger one stay up to date as long as
-    they exist."""
+    """Bytearray that allows weak references: views of a buffer that was replaced by a larger one are kept up to date as
+    long as they exist."""
 
     __slots__ = ("__weakref__",)
 
@@ -185,8 +186,8 @@ class Inode:
         self.ops = [op for op in self.ops if not op.durable]
 
     def rebuild(self) -> None:
-        """Rebuild the volatile content from the durable content and the unsynced operations, in a new buffer: the old
-        one belongs to a dead process."""
+        """Rebuild the volatile content from the durable content and the unsynced operations, in a new buffer, as the
+        old buffer belongs to a dead process."""
         self.live = Buffer(self.durable)
         for op in self.ops:
             apply(self.live, op)

@@ -24,13 +24,13 @@ from hadelay.server.service.duecounts import DueCounts
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
 
-#: Topics of the fuzz client; the last topic has settings and no messages.
+#: Names of the fuzz client's topics; the last topic has settings, but no messages.
 TOPICS = ("side", "aside", "bare")
 _URL = "https://a.example/in"
-#: Settings that the fuzz client's topics with messages always have: their messages die early.
+#: Settings that the fuzz client's topics with messages always have, so that their messages soon become dead letters.
 _MORTAL: dict[str, Any] = {"max_attempts": 1, "dead_retention_ms": HOUR_MS}
-#: Settings, valid and invalid, of the fuzz client's topics with messages; then of the topic without messages, with
-#: webhooks and alerts.
+#: Settings, valid and invalid: first for the fuzz client's topics with messages; then for its topic without messages,
+#: with webhooks and alerts.
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
     {"retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
@@ -49,7 +49,7 @@ _BARE: tuple[dict[str, Any], ...] = (
         5, "https://a b", "https://[a", "ftp://a", "https://", "https://b:c@a", "https://a#b", "http://a:0",
     )),
 )  # fmt: skip
-#: Cluster limits that the fuzz client sets: invalid limits, or limits without effect on these simulated runs.
+#: Cluster limits that the fuzz client sets: invalid ones, and some that have no effect on simulated runs.
 _LIMITS: tuple[Any, ...] = (
     {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
 )  # fmt: skip
@@ -198,8 +198,8 @@ class FuzzClient(Client):
 
 
 def _look(node: Any) -> list[int]:
-    """Read rights, counts of due messages, and files; ask for the repair of an undamaged entry. Returns the hours with
-    entries."""
+    """Send read requests: rights, counts of due messages, and files; also ask for the repair of an undamaged entry.
+    Returns the hours with entries."""
     for token in node.ledger.tokens.values():
         rights = Rights(token.scopes if token.holds(node.ledger.now_ms) else ())
         assert not rights.may("admin", None) or all(rights.may(scope, "side") for scope in SCOPES)

@@ -1,4 +1,4 @@
-"""Checks of the promises about message groups (docs/spec/lifecycle.md), in runs with message groups; G1 is
+"""Checks G2 to G6 of message groups (docs/spec/lifecycle.md), in runs with message groups. Check G1 is in
 chaos/sim/groupcheck.py."""
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from hadelay.ledger.groups.messagegroups import GROUP, is_live, unpack_group
 
 
 def _by_group(cluster: SimCluster) -> dict[str, list[tuple[HandOut, Message]]]:
-    """Hand-outs of the messages with a group, in the topic whose groups are checked, by group and in order of time."""
+    """Message group → hand-outs of its messages, in order of time; only of the topic whose groups are checked."""
     found: dict[str, list[tuple[HandOut, Message]]] = defaultdict(list)
     for h in sorted(cluster.history.hand_outs, key=lambda h: h.answered):
         message = cluster.history.message_of(h.body)
@@ -21,12 +21,12 @@ def _by_group(cluster: SimCluster) -> dict[str, list[tuple[HandOut, Message]]]:
 
 
 def groups_apart(cluster: SimCluster) -> None:
-    """G2: of one group, at most `group_concurrency` messages are leased at the same time; with 1, messages of one grant
-    count as one (G6 judges their number)."""
+    """G2: at most `group_concurrency` messages of one group are leased at the same time. With 1, messages of one grant
+    count as one message (G6 checks their number)."""
     most = cluster.workload.group_concurrency
     for group, hand_outs in _by_group(cluster).items():
         until: dict[tuple[int, int], float] = {}
-        for h, _ in hand_outs:  # a repeated receive gets the same lease again
+        for h, _ in hand_outs:  # use the earliest end: a repeated receive gets the same lease again
             lease = h.id, h.attempt
             until[lease] = min(_leased_until(cluster, h), until.get(lease, float("inf")))
         for h, _ in hand_outs:
@@ -104,14 +104,14 @@ def groups_in_runs(cluster: SimCluster) -> None:
 
 
 def groups_in_pace(cluster: SimCluster) -> None:
-    """G5: hand-outs of one group are at least an interval, 1 / `group_rate`, apart in cluster time, also over changes
+    """G5: hand-outs of one group are at least an interval of 1 / `group_rate` apart in cluster time, also over changes
     of leader."""
     rate, rated = cluster.workload.group_rate, cluster.history.rated
     if not rate or rated is None:
         return
     for group, hand_outs in _by_group(cluster).items():
         leases: dict[tuple[int, int, int], tuple[int, float, int]] = {}
-        for h, _ in hand_outs:  # a repeated receive gets the same lease again
+        for h, _ in hand_outs:  # a repeated receive gets the same lease again, which counts once
             at, stamp_ms = lease_began(cluster, h)
             # Messages are granted up to 100 ms ahead, and handed out when they are due.
             leases[h.term, h.seq, h.id] = max(stamp_ms, h.deliver_at_ms), at, h.id
@@ -122,8 +122,8 @@ def groups_in_pace(cluster: SimCluster) -> None:
 
 
 def groups_released(cluster: SimCluster) -> None:
-    """G4: after all faults are healed, no group has a blocked message and room for one; and no leader's walk over the
-    groups found one."""
+    """G4: after all faults are healed, no group has a blocked message while it may hand out one more; and no leader's
+    own search over the groups has found such a group."""
     for node in cluster.nodes():
         wrong = node.delivery.groups.wrong if node.leading else 0
         cluster.history.decide("G4 groups released", wrong > 0, f"{node.name} found {wrong} groups", who=node.name)

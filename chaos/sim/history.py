@@ -98,13 +98,14 @@ class HandOut:
     nack_invoked: float | None = None
     #: True if the consumer gave the message back without counting the attempt.
     excused: bool = False
-    #: Whether the consumer asked to end the message as dead, and time at which that was confirmed.
+    #: Whether the consumer asked to make the message a dead letter, and time at which that was confirmed.
     given_up: bool = False
     dead: float | None = None
     ack_invoked: float | None = None
     #: Time of the answer `acked` or `already_acked` to the ack; None without such an answer.
     acked: float | None = None
-    #: Result that the consumer's ack carried, and whether the answer was `acked`: then the cluster has to have it.
+    #: Result that the consumer's ack carried, and whether the answer was `acked`: then the cluster has to keep the
+    #: result.
     result: bytes | None = None
     result_taken: bool = False
     extend_invoked: float | None = None
@@ -182,7 +183,7 @@ class History:
     fanned_out: list[FannedOut] = field(default_factory=list)
     #: Message id → message of topics between which messages are transferred (chaos/sim/transfers.py).
     parcels: dict[int, Parcel] = field(default_factory=dict)
-    #: Messages that were pending when a subscription was created that begins with pending messages.
+    #: Ids of the messages that were pending when a subscription was created that also gets pending messages.
     filled_from: set[int] = field(default_factory=set)
     #: Receives as (consumer, request_id) whose consumer hung up before messages were granted to them.
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)

@@ -1,4 +1,5 @@
-"""Check J2 of bulk jobs: a model of which messages a job means, without the job's search (ledger/jobs/bulkscan.py)."""
+"""Check J2 of bulk jobs: a model of the messages that a job selects, computed without the job's own search
+(ledger/jobs/bulkscan.py)."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,10 +30,10 @@ _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 
 def not_meant(ledger: Ledger, commands: Iterable[tuple[int, Any]]) -> set[int]:
-    """Ids of messages that steps of jobs name although the jobs do not select them, judged by the state before the
-    steps. A message that was filed anew since its job began does not count: apply leaves such messages alone, as it
-    does when a step is proposed again. A retry may have changed a due time since the search; such a message counts as
-    meant."""
+    """Ids of messages that a step names although its job does not select them, judged by the state before the step.
+    Messages that were filed anew since the job began are left out, because apply ignores them, for example when a step
+    is proposed again. A message with earlier attempts passes each time filter: a retry may have changed its due time
+    since the job's search."""
     found = set[int]()
     for body in [body for kind, body in commands if kind == Command.JOB_STEP]:
         with suppress(Malformed):
@@ -102,7 +103,7 @@ def _passes(ledger: Ledger, spec: JobSpec, entry: EntryRef) -> bool:
 
 
 def _error(ledger: Ledger, message_id: int) -> str:
-    """Group of the last error of a dead letter."""
+    """Group of a dead letter's last error (words.error_group), by which jobs can filter."""
     failures = failures_of(ledger, message_id)
     if not failures:
         return error_group(None, None)
@@ -121,7 +122,8 @@ def _may_change(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
         keyed = ledger.tables.get(KEYOF, ID_KEY.pack(int(row["first_id"]))) is not None
         return state is State.DEAD and due_ms <= job.began_ms and not keyed
     if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action in ("cancel", "transfer"):
-        # A message that a transfer refuses, as its target is full, stays where the job would meet it: see J3.
+        # Expect nothing of a transfer that refused messages because its target was full: the messages stay in their
+        # topic. Check J3 covers transfers.
         return state in _WAITING and (spec.action == "cancel" or (spec.action == "transfer" and not job.refused))
     wanted_ms = job.began_ms + (spec.delay_ms or 0) if spec.shift_ms is None else due_ms + spec.shift_ms
     wanted_ms = wanted_ms if spec.at_ms is None else spec.at_ms
@@ -130,8 +132,8 @@ def _may_change(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
 
 
 def _lacks_copy(ledger: Ledger, job: BulkJob, hour: int, row: np.void) -> bool:
-    """Whether an entry is of a message that is pending since before the fill began, without a copy that it should
-    have."""
+    """Whether a message lacks a copy that a fill should have made: the message is pending since before the fill began,
+    and passes the subscription's filter."""
     to, number, message_id = ledger.topic(job.spec.subscription), int(row["topic"]), int(row["first_id"])
     entry = find_entry(ledger, message_id)
     if to is None or job.refused or entry is None or (entry.hour, entry.index) != (hour, int(row["index"])):

@@ -11,12 +11,12 @@ from hadelay.raft.node import RaftNode
 #: Limit of the time without a leader, in seconds: enough for some election timeouts and split votes, and a second for
 #: nodes that let others campaign first.
 LEADERLESS_S = 3.0
-#: Longest time between two looks, in seconds; a longer one is a suspension of all machines.
+#: Limit, in seconds, of the time between two calls of `look`; a longer time counts as a suspension of all machines.
 _PAUSE_S = 1.0
 
 
 class Leaderless:
-    """Watches one cluster. `look` is called in a loop."""
+    """Checks one cluster, which calls `look` in a loop."""
 
     def __init__(self, net: SimNet, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""

@@ -104,9 +104,9 @@ def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
 
 
 def marked(cluster: SimCluster) -> None:
-    """I6, interval mode: what a leader handed out and did not record is within the bounds that the replicated state had
-    at the end of its term; and a first attempt is marked as redelivered only if it was handed out before, or is within
-    the bounds of an earlier term. A message that was due when it was rescheduled is exempt."""
+    """I6, interval mode: a leader's hand-outs that are not in the log have due times within the bounds that the
+    replicated state had at the end of the leader's term. And a first attempt is marked as redelivered only if the
+    message was handed out before, or is within the bounds of an earlier term; a rescheduled message is exempt."""
     if cluster.sync != "interval" or cluster.group:
         return
     history, bounds = cluster.history, cluster.bounds
@@ -123,7 +123,8 @@ def marked(cluster: SimCluster) -> None:
                 continue
             history.count("marked truly", bool(n))
             history.count("marked in vain", not n)
-            # Of a term in which no command was applied, the bounds were noted when the next one began.
+            # Include the bounds of this term if no command was applied in it: these were noted when the next term
+            # began.
             unnoted = not any(bound[0] == h.leading for bound in bounds)
             before = [bound for bound in bounds if bound[0] <= h.leading] + (ended if unnoted else [])
             may_be = n or history.moved(message) or _is_within(h, before)

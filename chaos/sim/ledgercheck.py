@@ -1,5 +1,5 @@
-"""Consistency of the ledger after an entry. For tests and the simulator: the check reads all of the ledger and is
-slow."""
+"""Check of a ledger's consistency after a log entry. For tests and the simulator: the check reads the whole ledger, and
+is slow."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, Event
 if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
 
-#: Events that end an entry.
+#: Events after which an index entry counts as ended.
 _ENDS = (Event.ACKED, Event.TTL_EXPIRED, Event.CANCELLED, *MOVES)
 
 
 def check(ledger: Ledger) -> None:
-    """Check the whole ledger. Raises AssertionError with the inconsistency."""
+    """Check the whole ledger. Raises AssertionError with the first inconsistency."""
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
@@ -78,7 +78,7 @@ def check(ledger: Ledger) -> None:
 
 
 def _indexed(topic: TopicState) -> dict[str, bool]:
-    """Name of each index of topics that loops read → whether the topic belongs into it."""
+    """Name of each set of topics that loops read, instead of all topics → whether the topic belongs to the set."""
     settings = topic.settings
     calls = bool(settings.on_success or settings.on_failure)
     return {
@@ -100,8 +100,8 @@ def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
     ends = events[np.isin(events["event"], _ENDS)]
     silent = BitMap()
     if hour >= DEAD_HOURS:
-        # Without events: results of acks are settled from the beginning; dead letters that a job deleted; and entries
-        # that were dropped with their hour.
+        # These entries are settled without an event in the dispatch log: results of acks; dead letters that a job
+        # deleted; and entries that were dropped with their hour.
         silent |= bitmap(rows["index"][rows["attempt"] == RESULT_ATTEMPT]) | BitMap(range(hour_state.retire_at))
         silent |= hour_state.others.get(Event.MOVED, BitMap())
     assert bitmap(np.unique(ends["index"])) | silent == hour_state.settled, f"hour {hour}: settled, and not in the log"
@@ -121,7 +121,7 @@ def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
 
 
 def _check_references(ledger: Ledger) -> None:
-    """Check that rows about messages are about messages that exist, and no row is left when its message is gone."""
+    """Check that the rows of tables about messages name only messages that still exist."""
 
     def known(first_id: int) -> bool:
         return any(stored_entry(ledger, one) is not None for one in (first_id, *copies.copies_of(ledger, first_id)))
@@ -204,7 +204,8 @@ def _check_seconds(ledger: Ledger, hour: int, unblocked: np.ndarray) -> None:
     if hour > ledger.now_hour:
         assert seconds is None, f"hour {hour}: counted by second before it began"
     elif seconds is None:
-        # An hour that began without open entries, and to which only blocked ones came, is not counted yet.
+        # The hour's entries are not counted by second yet: it began without open entries, and got only blocked ones
+        # since.
         assert not len(unblocked), f"hour {hour}: not counted by second, {len(unblocked)} open"
     else:
         assert (seconds == np.bincount(unblocked["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
@@ -302,7 +303,7 @@ def _check_fills(ledger: Ledger) -> None:
         of = [copies.FilledCopy(*each) for each in copies.COPY.iter_unpack(stored)]
         assert len({copy.topic for copy in of}) == len(of) > 0, f"two copies of {published.hex()}: {of}"
         known |= {ID_KEY.pack(copy.id): published for copy in of}
-    # A row of `copies` leaves out copies for subscriptions that were deleted.
+    # Rows of the table `copies` may be fewer: they leave out copies for subscriptions that were deleted.
     assert known.items() <= of_copy.items(), "the tables of copies differ"
     places = set()
     for hour, hour_state in ledger.hours.items():

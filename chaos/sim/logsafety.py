@@ -18,7 +18,7 @@ from hadelay.raft.node import RaftNode
 #: Tolerance of timers, in seconds: quartz clocks drift by 50 ppm, so a timer may fire this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
-#: Kind of an APPEND_REPLY in a term in which its sender sent none before, for `LogSafety.at_send`.
+#: Key in `LogSafety.at_send` for the first positive APPEND_REPLY of a node in a Raft term.
 FIRST_ANSWER = -messages.APPEND_REPLY
 
 
@@ -30,7 +30,7 @@ class Decide(Protocol):
 
 @dataclass
 class _Heard:
-    """Newest messages that a process received from leaders."""
+    """What a process last received from leaders, and the pre-votes that it got."""
 
     leader: str = ""
     term: int = 0

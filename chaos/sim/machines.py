@@ -27,9 +27,10 @@ from hadelay.server.service.node import NodeService
 
 #: Seconds between two checks of Raft's log on all running nodes.
 WATCH_S = 0.01
-#: Limit, in seconds, of the duration of a sync on a slow disk, failed syncs included.
+#: Limit, in seconds, of the time until a node ends after a failed sync; on a slow disk, a sync may take as long.
 FAILED_S = 4.0
-#: Share of machines whose disk takes a few milliseconds, in seconds, for a sync, so that syncs of the journal overlap.
+#: Share of machines on whose disks a sync takes long, and duration of such a sync, in seconds: syncs of the journal
+#: then overlap.
 _SLOW_DISKS, _SLOW_SYNC_S = 0.25, 0.004
 
 
@@ -114,7 +115,7 @@ class Machines:
         self.lost_answers = 0.0
         #: Times of cold starts: no node knew cluster time, so the nodes took it from their wall clocks.
         self.cold_starts: list[float] = []
-        #: Largest error, in ms, of a node that learned cluster time only from slow answers.
+        #: Largest error, in ms, of a node's cluster time if the node learned it only from slow answers.
         self.doubt_ms = 0.0
         #: Member change that is under way, such as "add m1"; "": none.
         self.changing = ""
@@ -307,7 +308,7 @@ class Machines:
         return [raft for name in self.names if (raft := self._fit_node(name)) is not None]
 
     def _fit_node(self, name: str) -> RaftNode | None:
-        """The node, if it runs, may lead, and no fault slows it down."""
+        """The Raft node, if it runs, may lead, and is not slowed down by a fault; otherwise None."""
         process, disk = self.process(name), self.machines[name].disk
         if process is None or process.raft is None or process.runtime.crashed or process.runtime.busy:
             return None

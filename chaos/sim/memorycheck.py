@@ -1,5 +1,5 @@
-"""Recount of a leader's counters in memory: each counter agrees with the objects that it counts. For tests and the
-simulator. A counter that is not lowered would stop hand-outs after hours or days, which no run waits for."""
+"""Check of a leader's counters in memory: each counter equals the number of objects that it counts. For tests and the
+simulator. A counter that is not lowered would stop hand-outs only after hours or days, which no run waits for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hadelay.server.delivery.loop import DeliveryLoop
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
-#: Delay of a repeated EXPIRE, in ms, with a margin for a busy loop.
+#: Longest delay, in ms, until an EXPIRE is proposed again after a failure, with a margin for a busy event loop.
 _REPEATED_MS = 200
 
 
 def check(core: Dispatcher) -> None:
-    """Raises AssertionError with the first counter that is wrong. Between two events of the loop."""
+    """Check the counters of the hand-out. Raises AssertionError with the first wrong counter. Call this only between
+    two events of the event loop."""
     windows, waiting, rests = core.windows, core.waiting, core.matcher.rests
     topics = list(windows.by_name.values())
     resting = sum(len(topic.group_rate.resting) for topic in topics if topic.group_rate is not None)
@@ -44,7 +45,8 @@ def check(core: Dispatcher) -> None:
 
 
 def _check_turn(topic: TopicTurn) -> None:
-    """Check that a queue with polls and messages has its turn, unless a limit of its topic stops it."""
+    """Check that each queue with waiting receives and ready messages is in line for hand-outs, unless a limit of its
+    topic stops it."""
     for queue in topic.queues():
         if queue.can_go:
             assert queue in topic.turns, f"a queue of {topic.name} has polls and messages, and no turn"

@@ -41,7 +41,8 @@ FAMILIES = {
     "overload": 0.3,
     "held_answers": 0.25,
 }
-#: Fault families that need two nodes: a single node that starts has no other to ask for the time.
+#: Fault families that a run with a single node leaves out: they need a second node, for example one to ask for the
+#: time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot", "held_answers"}
 _LATER = {"members", "power_at_send", "rot", "backup", "overload", "held_answers"}
 #: Kinds of frames in which the sender promises that data are on its disk.
@@ -255,7 +256,7 @@ class Nemesis:
         self.cluster.safety.at_send[name, kind] = strike
 
     def overload(self) -> None:
-        """Let Raft refuse proposals, as if too many waited for their commit; the leader stays in office."""
+        """Make Raft refuse proposals for a while, as if too many waited for their commit; the leader stays leader."""
         most = self.random.choice((0, 1))
         self.note(f"nodes refuse proposals while {most} wait for their commit")
         self._set_max_waiting(most)
@@ -266,7 +267,8 @@ class Nemesis:
             raft.config = replace(raft.config, max_waiting=most)
 
     def held_answers(self) -> None:
-        """Hold all frames from a follower to the leader back, mostly over an election; they arrive afterwards."""
+        """Delay all frames from a follower to the leader, in most cases until after an election; they arrive
+        afterwards."""
         leader = self.cluster.leading()
         others = [name for name in self.cluster.names if leader is not None and name != leader.name]
         asked = self.cluster.process(leader.name) if leader is not None else None
@@ -293,7 +295,8 @@ class Nemesis:
             self.cluster.transfer(asked, to)
 
     def _take_over_late(self, leader: RaftNode, to: str, until: float, begun: bool = False) -> None:
-        """Deliver a leader's request to take over when its transfer has failed; the leader hears nothing of it."""
+        """Deliver a leader's delayed request to take over once its transfer has failed. Frames to the leader are cut,
+        so the leader does not learn that the other node takes over."""
         under_way = leader.transfers.target is not None
         if self.world.now < until and (under_way or not begun):
             self.world.after(0.02, self._take_over_late, leader, to, until, begun or under_way)
@@ -351,8 +354,9 @@ class Nemesis:
         return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
 
     def wipe(self) -> None:
-        """Empty a disk, once per run, and only if every other disk is whole and admitted. Otherwise two of three nodes
-        might not vote, and wait for each other: a founder without a Raft term cannot prove that it lost nothing."""
+        """Empty a disk, at most once per run, and only if every other disk is whole and admitted. Otherwise two of
+        three nodes might wait for each other without voting: a founding member without a Raft term cannot prove that it
+        lost nothing."""
         if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
@@ -360,7 +364,8 @@ class Nemesis:
         self._take_down("an empty disk for", self.cluster.wipe, [name], 2.0)
         others = [other for other in self.cluster.names if other != name]
         if self.operator is None and self.random.random() < 0.5:
-            # End so many other nodes that the node with the empty disk would complete a majority, if it counted.
+            # Stop so many other nodes that the rest is a majority only if the node with the empty disk counts, which it
+            # must not.
             few = self.random.sample(others, len(others) - len(self.cluster.names) // 2)
             self._take_down("kill -9", self.cluster.kill, few, 3.0)
 

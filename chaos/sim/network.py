@@ -38,7 +38,7 @@ class NetworkProfile:
 
 
 class Observer(Protocol):
-    """Sees every frame and every reset of all processes."""
+    """Observer of the network: it is called about every frame and every reset of all processes."""
 
     def sent(self, process: SimNetwork, peer: str, data: bytes) -> None: ...
 

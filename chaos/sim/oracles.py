@@ -52,7 +52,7 @@ class Oracles:
 
         def applied(index: int, term: int, command: bytes) -> Any:
             nonlocal since, storage
-            if node.storage is not storage:  # a snapshot replaced the ledger
+            if node.storage is not storage:  # a snapshot replaced the ledger: count its bytes anew
                 since, storage = 0, node.storage
             before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
             results = apply(index, term, command)
@@ -93,7 +93,8 @@ class Oracles:
         node.raft.membership.agreed = counted  # type: ignore[method-assign]
 
     def _observe_clock(self, node: Node) -> None:
-        """Record how the node learns cluster time."""
+        """Wrap methods of the node's clock, to record cold starts, and cluster time that was learned from slow
+        answers."""
         watch, start_cold = self.watch, node.clock._start_cold
 
         def started(agreed: float | None, mono: float) -> None:
@@ -125,7 +126,7 @@ class Oracles:
         self.decide("I12 divergence, states", found != first, text, who=node.name)
 
     def _recount(self, index: int, node: Node) -> None:
-        """I2, in the midst of a run: the counters of the ledger agree with its entries."""
+        """I2, during a run: the counters of the ledger agree with its entries."""
         wrong = ""
         try:
             ledgercheck.check(node.ledger)
@@ -134,11 +135,11 @@ class Oracles:
         except DamagedFile:
             if node.name not in self.watch.rotten:
                 raise
-            return  # the check reads more entries than apply does
+            return  # skip the check: it reads more entries than apply does, and met a damaged one
         self.decide("I2 conservation", bool(wrong), wrong, who=node.name)
 
     def _look_at_rows(self, node: Node, wanted: dict[tuple[bytes, bytes], bytes]) -> None:
-        """I2: the durable rows of a checkpoint are those of the ledger when it began."""
+        """I2: the durable rows of a checkpoint are those that the ledger had when the checkpoint began."""
         found = savedcheck.stored(node.storage)
         wrong = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
         text = f"{node.name} stored other rows than it had: {sorted(wrong)[:3]}"
@@ -155,7 +156,8 @@ class Oracles:
             self.decide("quotas", over, text, who=node.name)
 
     def _look_at_majority(self, node: Node, peers: list[Peer], found: bool) -> None:
-        """Check that no majority that a leader counts needs a node that is not admitted."""
+        """Check that a majority that a leader counts consists of admitted nodes: it must not need a node that is not
+        admitted."""
         if found:
             membership, blank = node.raft.membership, [peer.name for peer in peers if self.is_blank(peer)]
             mine = node.raft.journal.admitted and membership.votes

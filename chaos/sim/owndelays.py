@@ -26,12 +26,13 @@ class OwnDelays:
         self._delays: dict[str, int] | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """Take over the delays that the cluster had when it was restored."""
+        """Before the first entry: take over the topics' delays, which a restored cluster already has."""
         if self._delays is None:
             self._delays = {topic.name: topic.config.get("delay_ms") or 0 for topic in ledger.topics.all}
 
     def committed(self, kind: int, body: memoryview, result: Any, now_ms: int) -> None:
-        """A command was applied in an entry of this cluster time."""
+        """Update the model by a command that was just applied, and check D1. now_ms: cluster time of the command's
+        entry."""
         if self._delays is None:
             return
         if kind == Command.AUDITED and isinstance(result, Done):

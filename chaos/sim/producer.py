@@ -189,7 +189,8 @@ class Producer(Client):
                 self.world.after(later_s, self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
                 self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
-        # The cluster does not remember every refusal: a repeated request may store messages that were refused before.
+        # Do not repeat a batch with refused messages: the cluster does not remember every refusal, so it might store
+        # them now.
         if not batch.again and rng.random() < workload.repeated and batch.key is not None and not receipts.problems:
             batch.again = True
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
@@ -233,7 +234,7 @@ class Producer(Client):
         self._change(message, cancel, f"cancel by {'key' if by_key else 'id'}", replied, rng)
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
-        """Reschedule to a near time, or to now."""
+        """Reschedule a message, by id or by key, to a near time or to now."""
         if self.stopped or not self.cluster.rafts():
             return
         when_ms = rng.choice((0, 5, 700, 3000))

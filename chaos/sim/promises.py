@@ -29,7 +29,7 @@ from hadelay.model import Event, State
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
 #: longer than the usual delays, and shorter than the drain.
 _SOON_S = 20.0
-#: Time in seconds for which a job's rate may hold it up in a run that ends.
+#: Time, in seconds: a bulk job whose rate limit keeps it busy for longer does not have to end within a run.
 _RATED_S = 30.0
 #: Time, in ms, by which a schedule may be overdue at the end of a run.
 OVERDUE_MS = 2_000
@@ -189,7 +189,7 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:
-    """Messages due until _SOON_S after all faults were healed, if neither clients nor the leader know them settled."""
+    """Messages due until _SOON_S after the end of all faults that neither a client nor the leader knows as settled."""
     done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
     now_ms = max((node.ledger.now_ms for node in cluster.nodes()), default=0)
     until_ms = now_ms + (_SOON_S - max(cluster.world.now - cluster.healed_at, 0.0)) * 1000
@@ -218,15 +218,16 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
 
 
 def unfinished_jobs(cluster: SimCluster) -> list[int]:
-    """Bulk jobs that have not ended, as the leader knows, without those that their rates have kept busy for longer than
-    _RATED_S: a job of hundreds of messages at four a second does not end within a run."""
+    """Numbers of the bulk jobs that have not ended, according to the leader. Left out are jobs that their rate limits
+    have kept busy for longer than _RATED_S: a job of hundreds of messages at four a second does not end within a
+    run."""
     leader = cluster.leader()
     running = [] if leader is None else [job for job in leader.ledger.jobs.values() if not job.ended_ms]
     return [job.number for job in running if job.spec.rate is None or job.done < job.spec.rate * _RATED_S]
 
 
 def unreported(cluster: SimCluster) -> bool:
-    """Whether messages of the topic with alerts died of which no alert has reported, as the leader knows."""
+    """Whether the topic with alerts has deaths that no alert has reported yet, according to the leader."""
     leader = cluster.leader()
     receiver = cluster.receiver
     if leader is None or receiver is None or not receiver.good or cluster.history.limited is None:
@@ -251,8 +252,9 @@ def alerted(cluster: SimCluster) -> None:
 
 
 def jobs_once(cluster: SimCluster) -> None:
-    """J1: no message is in two steps of one bulk job (`Watch._note_step`), and the job's counts add up to its messages;
-    not those of a fill, which also copies messages outside its steps: F1 is about its copies. (I15: the job ends.)"""
+    """J1: no message is in two steps of one bulk job (`Watch._note_step`), and the counts of a job add up to its
+    messages. Fills are exempt, because they also copy messages outside their steps (F1 checks their copies). I15 checks
+    that jobs end."""
     for node in cluster.nodes()[:1]:
         for job in node.ledger.jobs.values():
             for shape in (job.spec.action, *(name for name in FILTERS if getattr(job.spec, name))):
@@ -266,7 +268,8 @@ def jobs_once(cluster: SimCluster) -> None:
 
 
 def overdue(cluster: SimCluster) -> list[tuple[int, str]]:
-    """Active schedules whose next occurrence is overdue, as (its time, name); as the leader knows."""
+    """(time of the occurrence, name) of each active schedule whose next occurrence is overdue, according to the
+    leader."""
     leader = cluster.leader()
     if leader is None or not leader.ledger.schedules.count:
         return []

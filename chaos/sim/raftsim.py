@@ -113,7 +113,7 @@ class RaftSim(Machines):
         self.check()
 
     def _sleep(self) -> None:
-        """In some runs, suspend all machines for hours between two faults, which then end."""
+        """In some runs, suspend all machines for hours between two faults; no faults come after the suspension."""
         rng = random.Random(f"{self.seed} sleep")
         if rng.random() < _SLEEPS:
             self._run_until(lambda: False, rng.uniform(0.3, 0.9) * FAULTS_S)

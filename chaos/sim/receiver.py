@@ -22,9 +22,9 @@ from hadelay.server.webhooks.queues import CallJob
 
 #: Share of runs in which the administrator's topic has a webhook.
 HOOKED = 0.25
-#: Webhook settings that the topic's administrator sets in turns.
+#: Webhook setting of the administrator's topic.
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
-#: Alert settings of the same topic.
+#: Alert setting of the administrator's topic.
 ALERT: dict[str, Any] = {"url": "https://receiver.example/deaths"}
 #: Retry-After in answers, in ms: longer than the topic's backoff, shorter than the rest of a lease after a call.
 RETRY_AFTER_MS = 1_500
@@ -44,7 +44,8 @@ class Receiver:
         self.good, self._fails = False, fails
         #: Lease (term, seq, position) → call made with this lease.
         self._calls: dict[tuple[int, int, int], HandOut] = {}
-        #: Alerts that were answered with 200: numbers of the first death and of the one behind the last, and count.
+        #: Alerts that the receiver took: (number of the first death, number after the last death, deaths that the alert
+        #: counts).
         self.alerts: list[tuple[int, int, int]] = []
 
     def reaction(self, body: bytes) -> str:

@@ -38,7 +38,7 @@ def honest(cluster: SimCluster) -> None:
     stored = len({m.id for m in history.messages if m.id is not None})
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
-    # A publish that is repeated when its idempotency key is forgotten is stored again.
+    # A publish that is repeated after its idempotency key was forgotten is stored again.
     stored_again = 3 * sum(message.repeated_late for message in history.messages)
     # Ask only one node for the state of every message: all nodes are equal by now.
     ids = {m.id for m in history.messages if m.id is not None}
@@ -112,8 +112,8 @@ def _keys(ledger: Ledger) -> list[list[tuple[bytes, bytes]]]:
 
 
 def conserved(cluster: SimCluster) -> None:
-    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic; and
-    what a leader counts in memory agrees with what it holds."""
+    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic; and a
+    leader's counters in memory agree with the objects that they count."""
     for node in cluster.nodes():
         wrong = ""
         try:

@@ -56,7 +56,7 @@ _FORGETFUL, _RETENTIONS_MS = 0.15, (1_500, 3_000)
 _CROWDED = 0.15
 #: Share of runs at whose end the power of all nodes is cut once more.
 _BLACKOUT = 0.15
-#: Limit of the bytes of an answer in a callback, in half of the runs.
+#: Limit, in bytes, of a consumer's answer in a callback; it replaces the usual limit in half of the runs.
 _SHORT_REPLY = 9
 #: Maximum number of lines of the trace in a report.
 _TRACE_LINES = 70
@@ -176,7 +176,8 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
 
 @contextmanager
 def next_level() -> Iterator[None]:
-    """All programs know one more feature level, which brings PURGE: a cluster switches to the level under load."""
+    """Context manager in which all nodes know one more feature level, which adds the command PURGE: clusters then
+    switch to a new level under load."""
     level = FEATURE_LEVEL + 1
     with patch("hadelay.version.FEATURE_LEVEL", level), patch.dict(LEVEL_OF, {Command.PURGE: level}):
         yield
@@ -201,9 +202,10 @@ def run_seed(
             except AssertionError as broken:
                 raise Violation("backup", f"after a restore, {broken}", getattr(broken, "ids", frozenset())) from broken
 
-    # Cut bodies in callbacks short in half of the runs: an entry has no room for a result beyond the usual limit.
+    # Use a small limit of answers in callbacks in half of the runs: only then are answers cut, as an entry has no room
+    # for an answer beyond the usual limit.
     limit = random.Random(f"reply {seed}").choice((MAX_REPLY, _SHORT_REPLY))
-    # A checkpoint of a few rows at a time, so that rows change before their turn.
+    # Encode checkpoints a few rows at a time, so that rows change between the begin of the checkpoint and their turn.
     rows = random.Random(f"slices {seed}").choice((1, 2, SLICE_ROWS))
     reply, slices = "hadelay.ledger.leases.callbacks.MAX_REPLY", "hadelay.ledger.changedrows.SLICE_ROWS"
     with patch(reply, limit), patch(slices, rows), next_level():
@@ -296,8 +298,8 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
 def drain(cluster: SimCluster) -> None:
     """Run until no due message is unsettled, for two seconds at least."""
     world, start = cluster.world, cluster.world.now
-    # A backup that runs when the faults end delays the drain, and consumers ask for all messages only in the
-    # drain.
+    # Count the time of healing from here: a backup that runs when the faults end delays the drain, and consumers ask
+    # for all messages only in the drain.
     cluster.healed_at = max(cluster.healed_at, start)
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)
@@ -310,7 +312,7 @@ def sleep(cluster: SimCluster, hours: int) -> None:
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True
-    # A request under way may be committed now, when its idempotency key is forgotten.
+    # A publish without an answer may be committed after the suspension, when its idempotency key is forgotten.
     for message in cluster.history.messages:
         message.repeated_late |= message.stored is None and not message.absent
     cluster.slept_s += hours * HOUR_S
@@ -320,20 +322,21 @@ def sleep(cluster: SimCluster, hours: int) -> None:
 
 
 def black_out(cluster: SimCluster) -> None:
-    """Cut the power of all nodes, which are idle and agree, and start them again: each has to find all on its disk."""
+    """Cut the power of all nodes, which are idle and agree, and start them again: each has to find its whole state on
+    its disk."""
     cluster.note("power cut of all")
     cluster.history.count("blackout")
     cluster.power_cut(*cluster.names)
     cluster.start_all()
     cluster.healed_at = cluster.world.now
     cluster.world.run_until(cluster.world.now + DRAIN_S, lambda: cluster.leader() is not None)
-    cluster.world.run_for(2.5)  # wait until the leader made occurrences that were due, and reported deaths
+    cluster.world.run_for(2.5)  # wait until the leader made due occurrences of schedules, and reported deaths
     settle(cluster)
 
 
 def drained(cluster: SimCluster) -> bool:
     done = not cluster.changing and not promises.unsettled(cluster) and not promises.unfinished_jobs(cluster)
-    # After a suspension of hours, a leader makes the occurrences that were missed a few at a time.
+    # Wait for overdue schedules, too: after a suspension of hours, a leader makes missed occurrences a few at a time.
     return done and not promises.unreported(cluster) and not promises.overdue(cluster)
 
 

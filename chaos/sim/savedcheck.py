@@ -34,7 +34,7 @@ class Saved:
 
     def look(self, ledger: Ledger) -> None:
         """Call this before each checkpoint of the ledger. Raises AssertionError if a row changed since the last call,
-        and the checkpoint leaves it out. Another ledger, after a restart or from a snapshot, is only noted."""
+        and the checkpoint leaves it out. For another ledger, after a restart or from a snapshot, nothing is checked."""
         now = dumped(ledger)
         changed = {key for key in now.keys() | self._rows.keys() if now.get(key) != self._rows.get(key)}
         lost = changed - {(table, key) for table, key, _ in checkpoint.noted(ledger)} if ledger is self._ledger else ()
@@ -44,7 +44,8 @@ class Saved:
 
 
 class Sliced:
-    """A checkpoint of all rows that begins before an entry is applied and is encoded after the entry."""
+    """Check that a checkpoint has the state in which it began: the checkpoint begins before an entry is applied, and
+    `look` encodes its rows after the entry."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self._rows = ledger, dumped(ledger)
@@ -58,7 +59,8 @@ class Sliced:
             self._ledger.changes.note(table, key)
 
     def look(self) -> None:
-        """Raise AssertionError if a row was encoded as it is after the entry: its change came before its note."""
+        """Encode the rows of the checkpoint. Raises AssertionError if a row has its state after the entry: then apply
+        changed the row before it noted the change."""
         found = {(table, key): value for some in self._slices for table, key, value in some if value is not None}
         found |= _canonical(found)
         for table, keys in self._noted.items():
@@ -69,7 +71,7 @@ class Sliced:
 
 
 def dumped(ledger: Ledger) -> dict[tuple[bytes, bytes], bytes]:
-    """(table, key) → value of all rows."""
+    """All rows of a ledger: (table, key) → value."""
     return {(table, key): value for table, rows in checkpoint.dump(ledger)[1].items() for key, value in rows}
 
 
@@ -80,7 +82,7 @@ def stored(storage: Storage) -> dict[tuple[bytes, bytes], bytes]:
 
 
 def _canonical(rows: dict[tuple[bytes, bytes], bytes]) -> dict[tuple[bytes, bytes], bytes]:
-    """The rows of hours' states among these, in the form of `dumped`."""
+    """Those of these rows that are states of hours, in the form of `dumped`."""
     return {at: checkpoint.dump_hour(load_hour(rows[at]), canonical=True) for at in rows if at[0] == HOURS}
 
 
@@ -106,7 +108,7 @@ def same(one: Any, other: Any, what: str) -> None:
 
 
 def _attributes(of: Any) -> list[str]:
-    """Names of the attributes of a part of the ledger; none for values, which compare themselves."""
+    """Names of the attributes of an object of the ledger; [] for values, which are compared with `==`."""
     if not type(of).__module__.startswith("hadelay.ledger") and type(of).__eq__ is not object.__eq__:  # type: ignore[comparison-overlap]
         return []
     names = [*getattr(of, "__slots__", ()), *getattr(of, "__dict__", ())]

@@ -18,13 +18,14 @@ from hadelay.model import Draft, decode_id
 from hadelay.server.service.node import NodeService
 
 TOPIC = "timed"
-#: Topic of the schedule whose messages wait for each other, and share of runs in commit mode with it.
+#: Topic of the schedule with the overlap policy `wait`; and share of runs in commit mode that have this schedule.
 PATIENT, _WAITING = "patient", 0.3
-#: Message group of schedules that have one of their own.
+#: Message group that a specification may give to the schedule's messages.
 GROUP = "own"
 #: Share of runs with schedules.
 SCHEDULED = 0.5
-#: Share of specifications with a certain bound, in runs with all kinds of bounds; and share of those that are lists.
+#: In runs with all kinds of bounds: share of specifications that have a certain bound; and share of specifications that
+#: list their times.
 _BOUND, _LISTED = 0.4, 0.25
 _NAMES = ("tick", "calm", "daily")
 #: Name of a schedule → specifications that it may have.
@@ -56,7 +57,8 @@ def _bounded(rng: random.Random, spec: Spec, now_ms: int) -> Spec:
         "group": GROUP,
     }
     chosen = {name: value for name, value in bounds.items() if rng.random() < _BOUND}
-    if "group" in chosen and Overlap(spec.overlap) is Overlap.WAIT:  # the message group belongs to this schedule alone
+    # The overlap policy `wait` needs a message group that belongs to this schedule alone.
+    if "group" in chosen and Overlap(spec.overlap) is Overlap.WAIT:
         chosen["overlap"] = Overlap.ALLOW.value
     if rng.random() < _LISTED:
         near = rng.sample(range(now_ms - 3_000, now_ms + 12_000, 1_000), 5)
@@ -204,7 +206,7 @@ class PatientOwner(ScheduleOwner):
         return self.cluster.sync != "commit" or chance >= _WAITING
 
     def _begin(self) -> None:
-        """Limit the topic's groups, until the cluster accepts it; then begin."""
+        """Limit the topic's message groups, and repeat this until the cluster accepts it; then create the schedule."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None:

@@ -36,7 +36,7 @@ _GRACE_MS, _DAY_MS = 60_000, 86_400_000
 _SLACK_MS = 15_000
 #: Bit of INDEX.flags: the message was due when it was rescheduled.
 _WAS_DUE = 32
-#: Optional parts of a specification, whose occurrences are counted for each part.
+#: Optional fields of a specification. The fired occurrences are counted for each field, to show that runs test it.
 SHAPES = ("at", "start_ms", "end_ms", "max_occurrences", "jitter_ms", "group")
 
 
@@ -75,7 +75,7 @@ def occurrences(spec: Spec, after_ms: int, until_ms: int = NEVER_MS) -> Iterator
 
 
 def _due(spec: Spec, occurrence: int, now_ms: int = 0) -> range:
-    """Due times that a message made at now_ms may have."""
+    """Possible due times of the message of an occurrence, if the message is made at now_ms."""
     end_ms = occurrence + max(spec.jitter_ms, 1)
     return range(max(occurrence, now_ms), max(end_ms, now_ms + 1))
 
@@ -89,7 +89,8 @@ class Known:
     paused: bool
     #: Newest occurrence that was checked.
     last: int
-    #: Number of messages made at its times, without those that a change cancelled; and whether the schedule has ended.
+    #: Number of messages that the schedule made at its times, less those that a change cancelled; and whether the
+    #: schedule has ended.
     made: int = 0
     over: bool = False
     #: Messages that the schedule made at its times, not by a trigger or backfill: message id → time of the occurrence.
@@ -100,7 +101,7 @@ class Timetable:
     def __init__(self, sim: Any) -> None:
         self.sim = sim
         self.known: dict[str, Known] = {}
-        #: Messages of schedules: id → occurrence; of a trigger, the time of the request.
+        #: Id of each message of a schedule → its occurrence; or, for a trigger, the time of the request.
         self.made: dict[int, int] = {}
         self._begun = False
         #: Whether the present entry has no other command about schedules: then the state of the ledger, which follows
@@ -156,7 +157,7 @@ class Timetable:
             return
         if known.stored.spec.same_times(spec) and not known.paused:
             known.version += 1
-            if known.over:  # a higher limit of occurrences lets it go on from now
+            if known.over:  # a higher limit of occurrences lets an ended schedule go on from now
                 known.last = max(ledger.now_ms, known.last)
             if known.stored.template != put.stored.template:
                 made = known.made
@@ -179,8 +180,9 @@ class Timetable:
 
     def _cancelled(self, name: str, ledger: Ledger, *, stays: bool = False) -> None:
         """S4: after a schedule was deleted, paused or replaced, its messages that were not due yet are cancelled, and
-        no longer count as made. Forgets them. Exempt are messages that a job rescheduled; and, if stays, occurrences
-        whose time has come: they count, by their own message or by one of the new template."""
+        no longer count as made; they are removed from `filed`. Exempt are messages that a job rescheduled. With
+        `stays`, occurrences whose time has come are exempt, too: they count, by their own message or by one of the new
+        template."""
         known, kept = self.known.get(name), dict[int, int]()
         if known is None:
             return
@@ -202,8 +204,9 @@ class Timetable:
         known.filed = kept
 
     def _ends(self, name: str, ledger: Ledger, last: bool | None = None) -> None:
-        """S2: a schedule has ended if no occurrence follows, or if it has made `max_occurrences` messages. last: of a
-        firing, whether no occurrence follows; None after a change of the schedule, which may lower the limit."""
+        """S2: a schedule has ended if no occurrence follows, or if it has made `max_occurrences` messages. last:
+        whether a firing reported that no occurrence follows; None after a change of the schedule, which may lower the
+        limit."""
         known, found = self.known[name], schedules.find(ledger, name)
         most = known.stored.spec.max_occurrences
         known.over = bool(last) or (most is not None and known.made >= most and not known.paused)
@@ -256,11 +259,12 @@ class Timetable:
             self._overlaps(firing.name, times, ledger)
 
     def _ran(self, run: Run, result: PublishResult, ledger: Ledger) -> None:
-        """Check a trigger, or a backfill, which counts for the version that the node saw. Its messages are due now."""
+        """Check a trigger or a backfill: it takes effect only on the version of the schedule that the node saw, and its
+        messages are due now."""
         known = self.known.get(run.name)
         if known is None:
-            # The schedule was deleted since. Only a repeated request gets an answer now, the answer of the first try,
-            # and makes no new message.
+            # The schedule was deleted meanwhile. Only a repeated request is answered now, with the answer of its first
+            # try, and it makes no new message.
             new = [id_ for id_ in result.ids.tolist() if id_ and id_ not in self.made]
             self.sim.decide("S4 schedules, version", bool(new), f"{run.name} is deleted, and made {new}", *new)
             return

@@ -22,30 +22,33 @@ from hadelay.server.service.node import NodeService
 USED = 0.15
 #: Tags, groups and client keys of the messages.
 _TAGS, _GROUPS, _KEYS = ("red", "blue"), ("a", "b"), (b"k1", b"k2")
-#: Transfers: topic or pattern, and target; "": the topics in which the messages died.
+#: Transfers that the client begins: (topic or pattern, target topic). Target "": the topic in which each message died.
 _ROUTES = (
     (RETURNS, ""), (RETURNS, ""), (RETURNS, DEPOT), (PARCELS, DEPOT), (DEPOT, ""), (DEPOT, PARCELS), (EAST, DEPOT),
     (f"{LETTERS}*", PARCELS), (DEPOT, RETURNS),
 )  # fmt: skip
-#: Scopes of the tokens that begin transfers. The first may begin all.
+#: Scopes of the tokens that begin transfers; the last two may not begin every transfer.
 _SCOPES = (("admin",), ("admin",), ("admin:*", "publish:*"), (f"admin:{RETURNS}", f"publish:{DEPOT}"), ("publish",))
 
 
 def used(seed: int) -> bool:
-    """Whether a run has such a client. A restored cluster has the one of the cluster before."""
+    """Whether the run of this seed has a TransferClient. A restored cluster (seed < 0) has one if the cluster before
+    had one."""
     return random.Random(f"{abs(seed)} transfers").random() < USED
 
 
 class TransferClient(Client):
-    """Publishes, lets messages die, begins and stops transfers, and makes the leader propose their steps again. In the
-    drain (`good`: the end of the run, without faults), consumes what is left, and begins transfers for a second."""
+    """Client that publishes, lets messages die, begins and stops transfers, and makes the leader propose their steps
+    again. In the drain (`good`: the end of the run, without faults), it consumes what is left, and begins transfers for
+    a second."""
 
     cluster: SimCluster
 
     def start(self) -> None:
         self.stopped = not used(self.cluster.seed)
         self.history.parcels = {}
-        #: Mark of this client's messages: a restored cluster knows those of the cluster before.
+        #: First bytes of the body of this client's messages, which tell them from those of the cluster before a
+        #: restore.
         self.mark = b"%d parcel" % int(self.world.now * 1000)
         self.ends = float("inf")
         self.requests = 0
@@ -126,7 +129,8 @@ class TransferClient(Client):
                 ttl_ms = 20_000 if draft.topic == LETTERS and not draft.ttl_ms else draft.ttl_ms
                 for each in (one, one + 1) if draft.topic == LETTERS else (one,):
                     if one:
-                        replaced = draft.key is not None  # by a later message with the key, or with its own answer lost
+                        # Another message with the key may replace it: a later one, or one whose publish got no answer.
+                        replaced = draft.key is not None
                         self.history.parcels.setdefault(each, Parcel(each, ttl_ms, may_end=replaced))
                         self.history.count("parcels published")
             self.note(f"publish to {[draft.topic for draft in drafts]}: {error.type if error else ids}", *(ids or ()))
@@ -134,7 +138,7 @@ class TransferClient(Client):
         self.ask(publish, replied)
 
     def _take(self, *, fails: bool) -> None:
-        """Receive what is due in one of the topics, and ack it, or let attempts fail."""
+        """Receive due messages of one of the topics, and ack them; or nack them, if `fails`."""
         topic = self.random.choice(TOPICS if self.good else (PARCELS, PARCELS, EAST, DEPOT, *TOPICS))
         dies = self.random.random() < 0.3
         self.requests += 1
@@ -159,7 +163,7 @@ class TransferClient(Client):
         def replied(found: list[tuple[int, str, str]] | None, error: HadelayError | None) -> None:
             for one, name, outcome in found or ():
                 self.history.count("parcels taken")
-                parcel = parcels.setdefault(one, Parcel(one, 0, may_end=True))  # its publish had no answer
+                parcel = parcels.setdefault(one, Parcel(one, 0, may_end=True))  # the message's publish got no answer
                 self.note(f"takes {one:x} from {name}: {outcome}", one)
                 text = f"the parcel {one:x} is handed out in {name} after its ack"
                 late = parcel.acked is not None and parcel.acked < asked
@@ -185,7 +189,7 @@ class TransferClient(Client):
         access = RequestRights(Actor(self.name), Rights(scopes))
 
         async def begin(service: NodeService) -> int:
-            need_begin(access, spec.action, spec.topic, spec.into)  # as all doors do
+            need_begin(access, spec.action, spec.topic, spec.into)  # as HTTP and the console do
             return int((await service.jobs.begin(spec, request_id, access.actor)).id)
 
         def replied(job: int | None, error: HadelayError | None) -> None:
@@ -207,15 +211,16 @@ class TransferClient(Client):
         return 0
 
     def _repeat(self) -> None:
-        """Let the leader propose a step of a bulk job that was already applied, as a leader does that has just lost
-        office."""
+        """Let the leader propose a step of a bulk job that was already applied, as a leader may do that has just been
+        deposed."""
         leader, steps = self.cluster.leader(), self.cluster.job_steps[-3:]
         if leader is not None and steps:
             leader.group_commit.propose_as_leader(self.random.choice(steps), lambda result, error: None)
 
 
 def _may(scopes: tuple[str, ...], spec: JobSpec) -> bool:
-    """Whether a token may begin a transfer: admin of the messages' topics, and publish of all topics that get them."""
+    """Whether a token with these scopes may begin a transfer: it needs `admin` for the messages' topics, and `publish`
+    for all topics that get the messages."""
     if scopes == ("publish",):
         return False
     return f"admin:{RETURNS}" not in scopes or (spec.topic, spec.into) == (RETURNS, DEPOT)

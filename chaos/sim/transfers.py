@@ -27,7 +27,8 @@ from hadelay.ledger.messages.keys import KEYOF
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, NONE32, SEPARATOR, Event, State
 
-#: Topics whose messages die, subscription of the second one, topic for their dead letters, and another target.
+#: Names of topics: two topics with messages (the second one has a subscription), a topic for their dead letters, and
+#: another target of transfers.
 PARCELS, LETTERS, RETURNS, DEPOT = "parcels", "letters", "returns", "depot"
 EAST = f"{LETTERS}~east"
 TOPICS = (PARCELS, LETTERS, EAST, RETURNS, DEPOT)
@@ -62,7 +63,7 @@ class _Step:
     job: int
     done: int
     refused: int
-    #: Message → its open entry; and topic to which it has to move, None if it stays.
+    #: Message → its open entry; and message → number of the topic to which it has to move, None if it has to stay.
     before: dict[int, _Open]
     wanted: dict[int, int | None]
     #: Message → its record; message → its TTL in ms; topic → number of messages for which it has room.
@@ -77,8 +78,8 @@ class Transfers:
     def __init__(self, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
         self._decide = decide
-        #: Message → number of the topic in which it died last, before it went to another topic, or of the subscription
-        #: that a transfer took the copy from; None until the first entry with the topic for dead letters.
+        #: Message → number of the topic in which the message died before it was routed to another topic, or of the
+        #: subscription from which a transfer took the copy. None until the first entry with the topic for dead letters.
         self._died_in: dict[int, int] | None = None
         #: Message → its open entry.
         self._at: dict[int, _Open] = {}
@@ -99,7 +100,7 @@ class Transfers:
                 return
 
     def committed(self, ledger: Ledger, commands: list[tuple[int, Any]], results: list[Any]) -> None:
-        """The entry with these commands was applied, with these results."""
+        """Check an entry that was just applied. commands, results: commands of the entry, and their results."""
         if self._died_in is None:
             return
         found = _open_entries(ledger)
@@ -114,7 +115,7 @@ class Transfers:
             before = self._at[one]
             if now[one].topic == before.topic:
                 continue
-            # A copy that a transfer took from its subscription goes back there, too.
+            # Note the subscription from which a transfer took a copy: a transfer without a target brings the copy back.
             copied = SEPARATOR in ledger.topics[before.topic].name
             if copied or before.ended_by(ledger, Event.DEAD):
                 self._died_in[one] = before.topic
@@ -143,8 +144,8 @@ class Transfers:
                 before.rooms[number] = max(most - ledger.topics[number].pending, 0)
 
     def _judge(self, ledger: Ledger, step: _Step, found: dict[int, list[_Open]], *, alone: bool) -> None:
-        """Compare the messages of a step with what was foreseen. alone: whether no other command of the entry may have
-        changed them."""
+        """Compare the messages of a step with what `_foresee` predicted. alone: whether no other command of the entry
+        may have changed them."""
         job, moved, full = ledger.jobs[step.job], 0, dict(step.rooms)
         for one, before in step.before.items():
             wanted, entries = step.wanted[one], found.get(one, [])
@@ -153,7 +154,7 @@ class Transfers:
             route = f"{job.spec.topic} to {job.spec.into or 'where each died'}"
             text = f"{route}: {one:x} from {before} to {wanted}; at {ledger.now_ms} {[*map(str, entries)]}"
             if wanted in full and len(entries) == 1 and entries[0].topic == before.topic:
-                wanted = None  # there was no room; `full` is compared below
+                wanted = None  # the target had no room, so the message has to stay; `full` is compared below
             elif wanted in full:
                 full[wanted] -= 1
             wrong = len(entries) != 1 or (alone and not _is_as(ledger, one, step, entries[0], wanted))
@@ -187,7 +188,7 @@ def _is_as(ledger: Ledger, one: int, step: _Step, now: _Open, number: int | None
 
 
 def _open_entries(ledger: Ledger) -> dict[int, list[_Open]]:
-    """Open entries of the topics, by message: from whole hours, without a look-up by id."""
+    """Message → its open entries in the topics of transfers, found by reading whole hours, without a look-up by id."""
     topics = [topic.number for name in TOPICS if (topic := ledger.known_topic(name)) is not None]
     found: dict[int, list[_Open]] = {}
     for hour in ledger.store.hours():

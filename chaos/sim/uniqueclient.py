@@ -1,4 +1,4 @@
-"""Publishers of one message per key and period (unique_for) in the simulated world."""
+"""Client that publishes messages with `unique_for` (one message per key and period) in the simulated world."""
 
 import random
 from typing import Any
@@ -18,17 +18,19 @@ _EXPIRES_MS = 60_000
 
 
 class UniqueClient(Client):
-    """Publishes and consumes. In the drain (`good`: the end of the run, without faults), only consumes."""
+    """Client that publishes messages with `unique_for`, and consumes. In the drain (`good`: the end of the run, without
+    faults), it only consumes."""
 
     def start(self) -> None:
         self.stopped = random.Random(f"{self.cluster.seed} uniques").random() >= USED
-        #: Whether the topic has its settings.
+        #: Whether the cluster has accepted the topic's settings.
         self.made = False
         if not self.stopped:
             self._next()
 
     def _make(self) -> None:
-        """Let the topic end when it is unused, which takes a suspension of all machines, or the hours at the end."""
+        """Have the topic deleted when it is unused, which takes a suspension of all machines, or the hours at the end
+        of a run."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.made |= error is None

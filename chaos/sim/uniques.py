@@ -19,7 +19,7 @@ TOPIC = "once"
 
 
 class Uniques:
-    """Model of the periods, and check U1 of each committed publish with a unique_for."""
+    """Model of the periods of unique keys, which checks U1 for each committed publish with a unique_for."""
 
     def __init__(self, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
@@ -29,13 +29,13 @@ class Uniques:
         self._periods: dict[bytes, tuple[int, int]] | None = None
 
     def begin(self, ledger: Ledger) -> None:
-        """Take over the periods that the cluster had when it was restored."""
+        """Before the first entry: take over the periods that a restored cluster already has."""
         if self._periods is None:
             known = ((key, PERIOD.unpack_from(value)) for key, value in ledger.tables.range(UNIQ, limit=1 << 20))
             self._periods = {key: (first_id, until_ms) for key, (first_id, _, until_ms) in known}
 
     def committed(self, body: memoryview, result: Any, ledger: Ledger) -> None:
-        """A PUBLISH was applied, and `ledger` is the state after its entry."""
+        """Check U1 for an applied PUBLISH. ledger: state after the PUBLISH's entry."""
         if not isinstance(result, PublishResult) or self._periods is None:
             return  # refused: a fuzz client may have sent bytes that are no PUBLISH
         command = decode(Command.PUBLISH, body)

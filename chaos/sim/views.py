@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 #: Hours on both sides of the present whose messages are counted by minute.
 _HOURS = 120
-#: Size of the pages that are read, and interval of the messages that are looked up.
+#: Size of the pages that are read; and one message in this many is looked up.
 _PAGE, _LOOKED_UP = 7, 3
 
 
 def seen(cluster: SimCluster) -> None:
-    """Compare the answers of one node with its entries."""
+    """Compare answers of one node to readers with the node's entries."""
     nodes = [node for node in cluster.nodes() if node.name not in cluster.rotten]
     if nodes:
         node = nodes[cluster.seed % len(nodes)]

@@ -27,7 +27,7 @@ def batch_calls_at_the_seal() -> Bug:
         return result
 
     def call_late(ledger: Any, found: Any) -> Any:
-        """The callback of a batch that its seal ended."""
+        """Publish the callback of a batch only if the seal itself ended the batch."""
         return 1 if found.state.sealed_ms < ledger.now_ms else call_back(ledger, found)
 
     return [patch.object(batches, "_close", close_and_call), patch.object(ending, "_call_back", call_late)]

@@ -1,5 +1,5 @@
-"""Deliberate bugs that comparisons and rarer shapes notice: fan-out without an own queue, proposals that are refused
-under a leader that stays, alerts, questions for a majority, and answers to readers."""
+"""Deliberate bugs that comparisons of nodes or rarer kinds of runs notice: in fan-out without an own queue, proposals
+that are refused under a leader that stays, alerts, answers about a majority, and answers to readers."""
 
 from collections.abc import Iterable
 from typing import Any
