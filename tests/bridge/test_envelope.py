@@ -80,7 +80,7 @@ def test_a_list_of_the_plugin_that_was_cut() -> None:
     for cut in ([line, line], [line, line, b"5\n"], [], [line, b"1\n", line]):
         with pytest.raises(ValueError, match="the list is cut"):
             list(delayed(cut, "t", None, "/"))
-    with pytest.raises(ValueError, match="none of"):
+    with pytest.raises(ValueError, match="not of"):
         list(delayed([b"Error: unable to perform an operation\n"], "t", None, "/"))
 
 
