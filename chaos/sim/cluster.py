@@ -124,8 +124,7 @@ class Watch(Served):
                 _, now_ms, commands = decode_entry(command)
                 self.features.begin(node.ledger, now_ms, commands)
             results = apply(index, term, command)
-            # Compare the results of only some entries: comparing is slow, and nodes with equal states have equal
-            # results.
+            # Compare the results of only some entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
             first = self.applied.setdefault(index, mark)
             if first is mark:
@@ -209,8 +208,7 @@ class Watch(Served):
         self.decide("I14 durability, majority", not stored, text)
 
     def _note_fill(self, audited: Audited, ledger: Ledger) -> None:
-        """Record which messages of a topic are pending, if the command has just begun to copy them to a new
-        subscription."""
+        """Record a topic's pending messages, if the command has just begun to copy them to a new subscription."""
         if audited.kind == Command.SUBSCRIPTION_FILL:
             for job in ledger.fills.values():
                 if job.began_ms == ledger.now_ms:
