@@ -103,7 +103,7 @@ class Stored(Packed, frozen=True):
 
 
 def problem(spec: Spec) -> str:
-    """Why apply refuses a specification, in the words of the API; "" for a valid one."""
+    """Explain why apply refuses a specification, in the words of the API; "" for a valid one."""
     if [spec.cron is None, spec.every_ms is None, spec.at is None].count(False) != 1:
         return "give exactly one of cron, every and at"
     times: dict[str, Sequence[int | None]] = {"start": [spec.start_ms], "end": [spec.end_ms], "at": spec.at or []}

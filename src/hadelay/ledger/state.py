@@ -31,7 +31,7 @@ from hadelay.settings.cluster import Settings
 from hadelay.settings.shardmap import ALONE, Shards
 from hadelay.version import FIRST_LEVEL
 
-#: Part of a reason that differs from failure to failure: a word with a digit, such as a number or an id.
+#: Pattern of the parts in which reasons of similar failures differ: words with a digit, such as a number or an id.
 _VARIABLE = re.compile(r"[A-Za-z0-9_-]*[0-9][A-Za-z0-9_-]*")
 #: Reason of failures whose own text got no number, because the limit of reasons is reached.
 OTHER_REASONS = "(other reasons)"
@@ -205,7 +205,7 @@ class Ledger:
         return self.store.count(hour) - (len(hour_state.settled) if hour_state else 0)
 
     def outcome_of(self, hour: int, index: int) -> tuple[Event | None, bool]:
-        """(event that ended the entry, whether the entry is leased); (None, False) for a waiting or unknown entry."""
+        """How an entry ended: (event, whether the entry is leased); (None, False) for a waiting or unknown entry."""
         hour_state = self.hours.get(hour)
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 

@@ -154,8 +154,8 @@ def _apart(members: Mapping[str, str]) -> str | None:
 
 
 def advertise_problem(url: str, members: Mapping[str, str], listen: str = "") -> str:
-    """Why clients and other members do not find the node that advertises this URL; "" if they do. members: name →
-    host:port of the node link. ValueError if `url` is not a URL."""
+    """Explain why clients and other members do not find the node that advertises this URL; "" if they do. members: name
+    → host:port of the node link. ValueError if `url` is not a URL."""
     host = urlsplit(url).hostname or ""
     if is_wildcard(host):
         return "that names no machine"

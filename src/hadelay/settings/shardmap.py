@@ -134,7 +134,8 @@ class ShardMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         return next(self._problems(), "")
 
     def mixed(self) -> str:
-        """Why nodes of this map could not reach one another by the schemes of their addresses; "" if they could."""
+        """Explain why nodes of this map could not reach one another by the schemes of their addresses; "" if they
+        could."""
         urls = sorted(f"shard {n}: {url}" for n, shard in self.shards.items() for url in shard.nodes.values())
         plain = next((url for url in urls if "http://" in url), "")
         encrypted = next((url for url in urls if "https://" in url), "")

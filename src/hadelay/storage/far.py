@@ -168,8 +168,7 @@ class Frozen:
         self.written = 0
 
     def take(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
-        """(positions, slots) of the rows to write next: those of a few dozen hours, or a part of those of a big
-        hour."""
+        """Choose the rows to write next, of a few dozen hours or of a part of a big hour: (positions, slots)."""
         start, n = self.written, len(self.order)
         rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // self.generation.used_bytes))
         hour = bisect_right(self.firsts, start) + _BATCH_HOURS - 1

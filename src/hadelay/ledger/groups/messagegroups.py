@@ -323,7 +323,7 @@ def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) 
 
 
 def _is_single(group: bytes | None) -> bool:
-    """Whether this row of table `group` is of a group with exactly one message."""
+    """Whether this row of table `group` belongs to a group with exactly one message."""
     return group is not None and len(group) == _GROUP.size + _HEAD.size and group.startswith(_NONE_BLOCKED)
 
 

@@ -52,14 +52,14 @@ def stored_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
-    """(hours, globalIndexes) of the present entries of these messages; hour -1 for a message that is gone. The entries
-    themselves are not read."""
+    """Look up the present entries of these messages: (hours, globalIndexes); hour -1 for a message that is gone. Does
+    not read the entries."""
     found = np.array([_present(ledger, message_id) for message_id in ids], np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def _present(ledger: Ledger, message_id: int) -> tuple[int, int]:
-    """(hour, globalIndex) of a message's present entry; (-1, -1) for a message that is gone."""
+    """Look up the present entry of a message: (hour, globalIndex); (-1, -1) for a message that is gone."""
     # Ignore the group in the id: messages restored from another cluster's backup keep their ids (ADR 141).
     _, hour, index = unpack_id(message_id)
     if index < ledger.store.count(hour):
@@ -95,7 +95,7 @@ def is_blocked(ledger: Ledger, place: EntryRef) -> bool:
 
 
 def ttl_of(ledger: Ledger, first_id: int) -> tuple[int, int] | None:
-    """(time of expiry, TTL) of a message, in ms; None if the message has no TTL, or its TTL is known to be over."""
+    """Time of expiry and TTL of a message, in ms; None if the message has no TTL, or its TTL is known to be over."""
     stored = ledger.tables.get(TTL_OF, ID_KEY.pack(first_id))
     return None if stored is None else TTL_OF_VALUE.unpack(stored)
 

@@ -119,9 +119,9 @@ _NO_REPLY = CallReply(0, "", b"", False)
 def _asked(
     ledger: Ledger, topic: TopicState, hour: int, row: np.void, event: Literal["success", "failure"]
 ) -> tuple[str, CallbackMeta]:
-    """(topic of the callback that the message or its topic asks for, "" for none; meta of the message). A message that
-    was leased when its topic was deleted gets no callback: the present settings are those of a new topic with the same
-    name."""
+    """Returns (topic of the callback that the message or its topic asks for, "" for none; meta of the message). A
+    message that was leased when its topic was deleted gets no callback: the present settings are those of a new topic
+    with the same name."""
     if int(row["generation"]) < topic.born:
         return "", CallbackMeta()
     target = topic.settings.on_success if event == "success" else topic.settings.on_failure

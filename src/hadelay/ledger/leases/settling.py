@@ -147,7 +147,7 @@ class ReturnedLeases:
     """Ends attempts without an ack, in one apply: messages wait again, die, expire or end as cancelled."""
 
     def __init__(self, ledger: Ledger, failure: FailedTry, delay_ms: int, node: int, *, counts: bool = True) -> None:
-        """delay_ms: of a NACK, negative for the topic's backoff, DEAD_NOW for no further attempt. counts: whether the
+        """delay_ms: delay of a NACK; negative: the topic's backoff; DEAD_NOW: no further attempt. counts: whether the
         hand-outs count as attempts."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node

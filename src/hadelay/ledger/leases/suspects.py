@@ -62,7 +62,7 @@ def after_term(ledger: Ledger) -> tuple[Range, ...]:
 
 
 def _open_seconds(ledger: Ledger) -> list[tuple[int, U32]]:
-    """(hour, number of open messages in each of its seconds) of the hours that have begun and have open messages.
+    """The hours that have begun and have open messages, as (hour, number of open messages in each of its seconds).
     Called only once per term, because there may be tens of thousands of hours."""
     hours = ledger.hours.items()
     return [(hour, state.open_seconds) for hour, state in hours if state.open_seconds is not None]

@@ -76,7 +76,7 @@ def room(ledger: Ledger, table: Table, used: int, limit: int, mine: int | None =
 
 
 def refusal(ledger: Ledger, table: Table, used: int, limit: int, *, mine: int | None = None, amount: int = 1) -> str:
-    """Why the present request may not make this amount of rows; "" if it may. See `room`."""
+    """Explain why the present request may not add `amount` rows to the table; "" if it may. See `room`."""
     if not amount or room(ledger, table, used, limit, mine) >= amount:
         return ""
     if used + amount > limit:

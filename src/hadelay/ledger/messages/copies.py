@@ -98,9 +98,9 @@ def published_id(ledger: Ledger, message_id: int) -> int | None:
 
 
 def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
-    """(id, present entry) of the message and of its copies. Copies whose subscription was deleted or purged are left
-    out, and so are copies that died and were routed to another topic. If the topic has no queue of its own (own_queue
-    false), the first copy has the id of the message."""
+    """Look up the message and its copies: (id, present entry) of each. Copies whose subscription was deleted or purged
+    are left out, and so are copies that died and were routed to another topic. If the topic has no queue of its own
+    (own_queue false), the first copy has the id of the message."""
     found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
     return [
         (one, place)
@@ -121,11 +121,11 @@ def is_copy(ledger: Ledger, place: EntryRef) -> bool:
 
 
 def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
-    """(entry, state) of the message and of its copies for subscriptions, without those that are not pending."""
+    """The message and its copies for subscriptions, as far as they are pending: (entry, state) of each."""
     states = [(place, state_of(ledger, place, ledger.now_ms)) for _, place in family(ledger, message_id)]
     return [(place, state) for place, state in states if state in PENDING]
 
 
 def waiting(ledger: Ledger, message_id: int) -> list[EntryRef]:
-    """Entries of the message and of its copies for subscriptions, without those that are leased or not pending."""
+    """Entries of the message and of its copies for subscriptions, as far as they are pending and not leased."""
     return [place for place, state in pending(ledger, message_id) if state is not State.LEASED]

@@ -71,8 +71,9 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True, bou
 
 
 def _resolve(ledger: Ledger, command: Publish) -> tuple[I64, Mask]:
-    """(deliver_at_ms, which rows are beyond max_delay) of the command's rows; times in the past become now, and
-    negative delays become the topics' delays. Delays are compared before they are added, since a sum could overflow."""
+    """Compute due times: (deliver_at_ms of each row of the command, which rows are beyond max_delay). Times in the past
+    become now, and negative delays become the topics' delays. Delays are compared before they are added, since a sum
+    could overflow."""
     now_ms, rows = ledger.now_ms, command.rows
     when = rows["when_ms"]
     relative = rows["flags"] & RELATIVE != 0
@@ -250,7 +251,8 @@ def _flags(command: Publish) -> NDArray[np.uint16]:
 
 
 def _with_ttl(ledger: Ledger, rows: Rows, entries: Rows) -> list[tuple[int, int]]:
-    """(row, TTL in ms) of rows that have a TTL, of their own or of their topic; sets the flag of their entries."""
+    """Find the rows that have a TTL, of their own or of their topic: (row, TTL in ms) of each; sets the flag of their
+    entries."""
     ttl_ms = rows["ttl_ms"].copy()
     used = [number for number, _ in by_topic(entries["topic"])]
     if defaults := {n: default for n in used if (default := ledger.topics[n].settings.ttl_ms)}:

@@ -76,7 +76,8 @@ def agenda_key(next_ms: int, name: str = "") -> bytes:
 
 
 def agenda(ledger: Ledger, start: bytes, until_ms: int, limit: int) -> list[tuple[bytes, int, str]]:
-    """(key, time, name) of the next schedules from the key `start` on whose time is at most `until_ms`."""
+    """The next schedules of the agenda, from the key `start` on, whose time is at most `until_ms`: (key, time, name) of
+    each."""
     rows = ledger.tables.range(AGENDA, start, agenda_key(until_ms + 1), limit)
     return [(key, _NEXT.unpack_from(key)[0], key[_NEXT.size :].decode()) for key, _ in rows]
 

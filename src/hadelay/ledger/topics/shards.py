@@ -18,7 +18,7 @@ def is_foreign(ledger: Ledger, name: str) -> bool:
 
 
 def owner_in_words(shards: Shards, name: str) -> str:
-    """Why this shard may not create a topic, for users."""
+    """Explain to users why this shard may not create a topic."""
     if shards.suspended:
         return "this shard was restored, and creates no topics until it has the shard map: hadelay shards apply"
     if shards.current is None:
@@ -35,7 +35,7 @@ def owner_in_words(shards: Shards, name: str) -> str:
 
 
 def foreign_target(shards: Shards, name: str) -> str:
-    """Why dead letters and callbacks cannot go to this topic, for users."""
+    """Explain to users why dead letters and callbacks cannot go to this topic."""
     return f"{owner_in_words(shards, name)}; dead letters and callbacks stay in the shard of their topic"
 
 
@@ -65,7 +65,7 @@ _decode = msgspec.msgpack.Decoder(ShardMap).decode
 
 
 def _problem_here(ledger: Ledger, new: ShardMap) -> str:
-    """Why the map does not fit this cluster; "" if it fits."""
+    """Describe why the map does not fit this cluster; "" if it fits."""
     index, known = new.index_of(ledger.group), ledger.shards.current
     if index is None:
         return f"shards: no shard has the group number {ledger.group} of this cluster"

@@ -56,7 +56,7 @@ def topic_or_new(ledger: Ledger, name: str, *, subscription: bool = False) -> To
 
 
 def no_room(ledger: Ledger, count: int = 1) -> str:
-    """Why the present request may not create this number of topics; "" if it may."""
+    """Explain why the present request may not create this number of topics; "" if it may."""
     return shares.refusal(ledger, shares.TOPICS, len(ledger.topics.all), ledger.settings.max_topics, amount=count)
 
 

@@ -280,7 +280,7 @@ class TopicBook:
 
 
 def by_topic(numbers: NDArray[np.integer[Any]]) -> list[tuple[int, int]]:
-    """(topic, count) of a column of topic numbers, which almost always has just one topic."""
+    """Count a column of topic numbers: (topic, count) of each. The column almost always has just one topic."""
     first = int(numbers[0])
     if len(numbers) == 1 or (numbers == first).all():
         return [(first, len(numbers))]
@@ -291,7 +291,7 @@ def by_topic(numbers: NDArray[np.integer[Any]]) -> list[tuple[int, int]]:
 
 
 def by_topic_bytes(rows: Rows) -> list[tuple[int, int, int]]:
-    """(topic, count, bytes of the records) of rows with `topic` and `size`."""
+    """Count rows with `topic` and `size` by topic: (topic, count, bytes of the records) of each."""
     if len(rows) == 1:
         return [(int(rows["topic"][0]), 1, int(rows["size"][0]))]
     counted = by_topic(rows["topic"])

@@ -93,7 +93,7 @@ def _kept_ms(topic: TopicState) -> int:
 
 
 def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[PastEvent], int]:
-    """(all events of the message, its highest attempt).
+    """Returns (events of the message, its highest attempt).
 
     The entries are followed forwards: a `moved` event names the next entry. When the first hour is retired, the history
     begins with the present entry.
