@@ -39,8 +39,8 @@ class Records(NamedTuple):
             rows["offset"] = rows["offset"][own][own.cumsum() - 1]
 
     def write_headers(self, rows: Rows, starts: I64) -> None:
-        """Complete the headers, if there are any, and write each at the start of its record. starts: of each row, the
-        offset of its record in `blob`."""
+        """Complete the headers, if there are any, and write each at the start of its record. starts: offset in `blob`
+        of each row's record."""
         blob, headers, copies = self
         if headers is None:
             return
@@ -68,8 +68,8 @@ class Records(NamedTuple):
             start = end
 
     def part(self, ends: I64, sizes: I64, chosen: npt.NDArray[np.intp]) -> "Records":
-        """The records of the chosen rows. ends, sizes: of each row's record in `blob`. chosen: ascending, copies
-        together with the rows whose records they share."""
+        """The records of the chosen rows. ends, sizes: end and size of each row's record in `blob`. chosen: rows in
+        ascending order; copies stand together with the rows whose records they share."""
         blob, headers, copies = self
         if copies is None:
             return Records(_cut(blob, ends, sizes, chosen), None if headers is None else headers.take(chosen))

@@ -202,7 +202,7 @@ def _fail(ledger: Ledger, number: int, state: State, hour: int, rows: Rows, even
 
 
 def failures_of(ledger: Ledger, number: int, start: int, limit: int) -> list[Failure]:
-    """Failures of a batch, in the order of their ends, from number `start` of them on."""
+    """Failures of a batch in the order in which its members ended, from failure number `start` on."""
     first, last = FAILURE_KEY.pack(number, start), FAILURE_KEY.pack(number + 1, 0)
     rows = (_FAILURE.unpack(row) for _, row in ledger.tables.range(BATCHFAIL, first, last, limit))
     return [Failure(first_id, at_ms, Event(event)) for first_id, at_ms, event in rows]

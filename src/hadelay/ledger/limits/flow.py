@@ -69,7 +69,7 @@ UNLIMITED = Allowance(PLENTY)
 
 
 class HandoutLimits:
-    """Limits on the hand-outs of one topic, as the leader counts them."""
+    """Limits on the hand-outs of one topic, and the leader's counts for these limits."""
 
     __slots__ = ("catch_up", "concurrency", "paused", "rate")
     rate: TokenBucket | None

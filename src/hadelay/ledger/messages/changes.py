@@ -84,8 +84,8 @@ class _Joint:
 def refile(
     ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, generations: NDArray[np.uint16] | None = None
 ) -> None:
-    """Give waiting messages these due times, and restart their TTLs. generations: of the new entries; None: the latest
-    generations of their topics."""
+    """Give waiting messages these due times, and restart their TTLs. generations: generations of the new entries; None:
+    the latest generations of their topics."""
     rows = leaving.rows
     fills.copy_before_move(ledger, leaving.hour, rows)
     # Keep the flag that lets a late ack count for the attempt whose lease ran out.
