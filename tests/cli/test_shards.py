@@ -90,7 +90,7 @@ def test_refused_changes(two: Two) -> None:
         shards.pin("own", 0, remote=at(first))
     with pytest.raises(Conflict, match="the map has no shard 7"):
         shards.rule("x*", "7", remote=at(first))
-    with pytest.raises(HadelayError, match="it is the last one"):
+    with pytest.raises(HadelayError, match="it is the last rule"):
         shards.rule("*", remove=True, remote=at(first))
     with pytest.raises(BadRequest, match="give the shards"):
         shards.rule("x*", remote=at(first))

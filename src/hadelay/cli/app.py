@@ -313,7 +313,7 @@ def _usage(error: CycloptsError) -> str:
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Whether to print errors as JSON. Reads the typed words: a wrong command line has no parsed options."""
+    """Whether to print errors as JSON. Reads the typed words, because a wrong command line has no parsed options."""
     typed = re.search(r"\0(?:-o|--output)[=\0]?([^\0]*)", "\0".join(["", *argv]).partition("\0--\0")[0])
     return (typed[1] if typed else os.environ.get("HADELAY_OUTPUT")) == "json"
 

@@ -103,7 +103,7 @@ def redrive(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -
 
 
 def delete_dead(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
-    """Delete all dead letters that a filter selects for good. Shows their number and asks for confirmation.
+    """Delete for good all dead letters that a filter selects. Shows their number and asks for confirmation.
 
     --from and --to mean the times of death."""
     _run(remote, job, job.document("delete_dead", topic), "deletes for good")

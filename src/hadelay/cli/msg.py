@@ -303,8 +303,8 @@ def receive(
 
 
 def _unknown(topics: Sequence[str], remote: Remote) -> Iterator[str]:
-    """Sentences about the topics that do not exist. Ends at the first topic that cannot be read, for example without
-    the right to."""
+    """Sentences about the topics that do not exist. Ends at the first topic that the token may not read, or that no
+    node answers for."""
     for topic in topics:
         try:
             call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")

@@ -244,7 +244,8 @@ def _field_lines(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def cell(value: Any, name: str = "") -> str:
-    """`value` as people read it. name: of its field; numbers that name a thing, such as an index, are not grouped."""
+    """`value` as people read it. name: name of the value's field; numbers that name a thing, such as an index, get no
+    thousands separators."""
     if value is None:
         return ""
     if isinstance(value, bool):

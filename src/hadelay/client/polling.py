@@ -1,5 +1,5 @@
-"""Polls of a consumer: one for all its topics, or one for the topics of each shard. A poll repeats its request until an
-answer arrives, so no message that a node granted to it is lost."""
+"""Polls of a consumer: one poll for all its topics, or one poll per shard for the topics of the shard. A poll repeats
+its request until an answer arrives, so no message that a node granted to it is lost."""
 
 from __future__ import annotations
 

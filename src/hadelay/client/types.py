@@ -154,7 +154,8 @@ class JobSelection(TypedDict, total=False):
     error: str
     #: Messages that wait after a failed attempt.
     retrying: bool
-    #: Messages due at `start` or later, and before `end`; for "redrive" and "delete_dead", times of death.
+    #: Messages due at `start` or later, and before `end`. For "redrive" and "delete_dead": dead letters that died in
+    #: this range.
     start: When | None
     end: When | None
     #: For "reschedule", give one of shift, delay and at. shift: added to each due time, such as "1d" or "-90m".

@@ -28,7 +28,7 @@ log = logging.getLogger("hadelay.outbox")
 
 #: Limit of the rows that one step takes.
 BATCH = 500
-#: Interval, in seconds, of looking for new rows while the database does not notify of any.
+#: Interval, in seconds, of looking for new rows while the database sends no notification of new rows.
 POLL_S = 1.0
 #: Interval, in seconds, of counting the rows for health and metrics.
 _TELL_S = 5.0

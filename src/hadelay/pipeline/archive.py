@@ -218,8 +218,8 @@ def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] 
 
 
 def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> SourceFiles | int:
-    """Check an hour before archiving; returns its source files, or, if any entries are not settled, their number.
-    Raises DamagedFile if files are not as they were written, or name something missing."""
+    """Check an hour before archiving; returns its source files, or the number of entries that are not settled, if there
+    are any. Raises DamagedFile if files are not as they were written, or refer to a missing name or entry."""
     strict = replace(options, on_torn="fail")
     # Verify the rows first: the state of an entry can be read only from undamaged rows.
     check(spark, store, [files], strict, ("idx", "dsp"))

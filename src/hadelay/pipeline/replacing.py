@@ -62,7 +62,7 @@ def not_extended(out: Location, store: Store, files: HourFiles, source: SourceFi
     """Reason why the source must not replace the archived rows of an hour; "" if it may, or if nothing of the hour is
     archived."""
     old = previous(out, files.hour)
-    if old is None:  # the catalogue still knows the counts of an hour whose manifest is lost
+    if old is None:  # a lost manifest: the catalogue still has the hour's counts
         listed = manifests.load_catalogue(out).hours.get(files.hour)
         counts = (listed["messages"], listed["events"]) if listed else (0, 0)
     else:

@@ -262,7 +262,7 @@ def plain(error: Exception) -> Exception:
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
             return error_of(kind, said)
-    # In py4j's text, Java's error is on the line after the name of the call
+    # In py4j's text, Java's error is on the line after the name of the call.
     of_java = re.search(r"^: (.*)$", text, re.M)
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
 

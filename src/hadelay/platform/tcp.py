@@ -367,7 +367,7 @@ class AsyncioNetwork:
             # A reset in the handshake means that the peer has too many connections: dial again soon.
             except (ConnectionResetError, ConnectionAbortedError):
                 wait = _RETRY_S[0]
-            # ValueError (also UnicodeError) and OverflowError are raised for an invalid address
+            # ValueError (also UnicodeError) and OverflowError are raised for an invalid address.
             except (OSError, ValueError, OverflowError):
                 wait = min(wait * 2, _RETRY_S[1])
             else:

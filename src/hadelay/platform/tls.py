@@ -55,7 +55,8 @@ class Certificates:
             self._seen = seen
             self._read()
         except ConfigError as error:
-            # Certificate and key differ while an operator replaces both: the next refresh sees the second change.
+            # Certificate and key do not fit each other while an operator replaces both: the next refresh sees the
+            # second change.
             log.warning("certificate_not_read", extra={"reason": str(error)})
             return False
         return True
