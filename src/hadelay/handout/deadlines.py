@@ -12,8 +12,9 @@ _SPARE = 1_024
 
 
 class Deadlines(Generic[K]):
-    """Heap of keys by time, on any clock. Keys with equal times come out in the order of `set`. Replaced and discarded
-    items are dropped when they come up, or all at once when they outnumber the current items."""
+    """Heap of keys by time, on any clock. Keys with equal times come out in the order in which they were set. Stale
+    items (replaced or discarded) are dropped when they reach the top, or all at once when they outnumber the current
+    items."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []

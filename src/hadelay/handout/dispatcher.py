@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
     from hadelay.ledger.topics.topics import TopicState
 
-#: Limit of messages offered and not yet granted.
+#: Limit of messages that are offered but not granted yet.
 OFFERED = 1 << 16
 
 
@@ -51,7 +51,8 @@ class TakeOver(NamedTuple):
     hour: int
     second: int
     local: int
-    #: Number of messages found that fell due in seconds before the take-over and were still to be delivered.
+    #: Number of messages that fell due before the take-over and were still to be delivered, as far as the new leader
+    #: found them.
     overdue: int
     #: Number of leases of earlier leaders.
     leases: int
@@ -193,7 +194,8 @@ class Dispatcher(LedgerListener):
             self.scans.work()
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        # Ask for an early `advance` only if the next one comes too late for these entries: most are due much later.
+        # Ask for an early `advance` only if the next one is too late for these entries; most entries are due much
+        # later.
         if self._preload.filed(hours, rows) < self._next_ms:
             self.wake()
 
@@ -280,7 +282,7 @@ class Dispatcher(LedgerListener):
     def _oldest_ready_ms(self, number: int) -> int:
         window, entry = self.windows.oldest(self.windows.topic(number))
         if self.scans.jobs:
-            self.wake()  # `oldest` may have started a scan, which needs calls of `work`
+            self.wake()  # `oldest` may have started a scan, for which `work` has to be called
         if entry is not None and (window.rescan_from is None or entry >> 32 <= window.rescan_from // SECONDS_PER_HOUR):
             row = self.store.entries(entry >> 32, np.array([entry & NONE32]), verify=False)
             return int(row["deliver_at_ms"][0])

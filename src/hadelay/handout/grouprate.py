@@ -1,4 +1,4 @@
-"""group_rate: hand-outs of one message group are at least an interval, 1 / group_rate, apart.
+"""The setting group_rate: two hand-outs of a message group are at least an interval of 1 / group_rate apart.
 
 The leader counts, per topic. A group has one token, which it spends with a hand-out and gets back an interval later: a
 bucket of one token is what makes "at most n per second" true for every second, not only on average. The interval counts

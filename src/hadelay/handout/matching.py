@@ -20,7 +20,7 @@ from hadelay.ledger.groups.runs import next_of
 from hadelay.ledger.hours.hourstate import rows_by_value
 from hadelay.model import MAX_RUN
 
-#: Size limit of one answer to a poll, in bytes; a larger message is answered alone.
+#: Size limit of one answer to a poll, in bytes. A message that is larger is answered alone.
 GRANT_BYTES = 4 << 20
 #: Limit of the time in ms between the first and the last due time of messages that are offered together ahead of time.
 _TOGETHER_MS = 8
@@ -39,7 +39,7 @@ class OfferPart(NamedTuple):
 
 @dataclass(slots=True)
 class _Room:
-    """Numbers of messages and bytes that an offer still has room for."""
+    """How many messages and bytes more an offer may take."""
 
     want: int
     size: int
@@ -72,8 +72,8 @@ class Matcher:
         return self._reads_left <= 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
-        """Make offers to waiting polls, of at most `room` messages together. now_ms: cluster time; messages due later
-        are offered ahead of time, and handed out when due."""
+        """Make offers to waiting polls, of at most `room` messages altogether. now_ms: cluster time. Messages that are
+        due a little later are offered ahead of time, and handed out when they are due."""
         offers: list[Offer] = []
         self._reads_left = _READS
         self.rests.release(now_ms)

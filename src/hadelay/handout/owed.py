@@ -39,8 +39,8 @@ class Owed:
         return rows, owed
 
     def among(self, hour: int, rows: Rows, *, blocked: bool = False) -> Mask:
-        """Mask of INDEX rows to be delivered: not settled, leased, blocked or expired, and not cancelled with their
-        topic. blocked: whether blocked entries count, too."""
+        """Mask of the INDEX rows that are to be delivered: not settled, leased, blocked or expired, and not cancelled
+        with their topic. blocked: whether blocked rows are in the mask, too."""
         owed = self.ledger.topics.owed(rows) & ~expired(self.ledger, rows, self.ledger.now_ms)
         hour_state = self.ledger.hours.get(hour)
         if hour_state is None:
@@ -62,7 +62,8 @@ class Owed:
         return indexes_of((found.settled | found.leased | found.blocked).flip(0, self.store.count(hour)))
 
     def next_second(self, second: int, now_ms: int) -> int | None:
-        """First second (since 1970) from `second` on that has unsettled entries and has begun; None without any."""
+        """First second (since 1970), from `second` on, that has begun and has unsettled entries; None if there is
+        none."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         found = self._open_second(hour, slot)
         if found is not None:

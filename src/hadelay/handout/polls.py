@@ -16,7 +16,7 @@ from hadelay.errors import HadelayError
 
 U32 = NDArray[np.uint32]
 
-#: Phases of a poll: waiting; proposed (a grant is under way, or the wait is over); answered.
+#: Phases of a poll: it waits; it is proposed (its grant is under way, or its waiting time is over); it is answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
 #: Limits of the remembered consumers: number of pairs (consumer, topics), and number of topic names in all pairs.
 #: Beyond them, the oldest pairs are forgotten.
@@ -63,9 +63,10 @@ class Poll:
     done: Callable[[Delivery | None, HadelayError | None], None]
     #: Tag filter; None: every message matches.
     filter: Filter | None = None
-    #: Whether messages of earlier topics go first; otherwise topics take turns.
+    #: Whether the order of `topics` is a priority: messages of earlier topics go first. Otherwise topics take turns.
     listed: bool = False
-    #: Limit of messages of one group, where topics hand out one message of a group at a time (ledger/groups/runs.py).
+    #: Limit of messages of one message group in an answer, for topics that hand out one message of a group at a time
+    #: (ledger/groups/runs.py).
     group_max: int = 1
     #: Name of the node that relayed the receive to this leader; "": the consumer asked the leader itself.
     node: str = ""

@@ -27,7 +27,7 @@ _LAST_MOMENT_MS = 1_000
 
 
 class Prefetch(Protocol):
-    """Reads files before they are needed (server/reading.py)."""
+    """Interface of the part that reads files before they are needed (server/reading.py)."""
 
     def index(self, hour: int) -> None: ...
 
@@ -56,7 +56,7 @@ class Preload:
         self._seconds: dict[int, Second] = {}
         #: Seconds that are being loaded, with the walks over their index entries; `work` continues the first walk.
         self.loading: deque[tuple[Second, ChainWalk]] = deque()
-        #: Seconds with more messages than fitted into memory.
+        #: Seconds that have more messages than fitted into memory.
         self._spilled: dict[int, Second] = {}
 
     def start(self) -> None:

@@ -42,7 +42,7 @@ class Window:
 
     @property
     def floor(self) -> int:
-        """The first second (since 1970) that can have messages for this window."""
+        """First second (since 1970) from which on messages may belong into this window."""
         return 0 if self.overdue else self.queue.topic.overdue_before_ms // 1000
 
     def leave_out(self, second: int) -> None:
@@ -51,7 +51,8 @@ class Window:
         self.missed_since_scan = second if self.missed_since_scan is None else min(self.missed_since_scan, second)
 
     def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Mask of INDEX rows that belong into this window; tags are compared by masks only, so some may not fit."""
+        """Mask of the INDEX rows that this window accepts. Only tag masks are compared, so the tags of some rows may
+        not match."""
         topic, wanted = self.queue.topic, self.queue.filter
         picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
         if topic.overdue_before_ms:
@@ -60,7 +61,7 @@ class Window:
 
 
 class WaitQueue:
-    """Polls of one topic that ask for the same messages, and the windows of those messages."""
+    """Polls of one topic that ask for the same messages, and the windows that have these messages."""
 
     __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
 

@@ -1,5 +1,5 @@
-"""Scans of the index for messages still to deliver (owed): after a change of leader, when a window of ready messages
-runs low, after a repair, and to be sure that no message was forgotten (the sweep, S3).
+"""Scans of the index for owed messages, which are still to be delivered: after a change of leader, when a window of
+ready messages runs low, after a repair, and by a sweep (S3), which makes sure that no message was forgotten.
 
 A scan starts at the oldest second that has open entries (apply counts them), walks that second's chain, and goes on to
 the next such second: never whole hours. Scans are generators that yield their cost after every slice, so that ten
@@ -101,7 +101,7 @@ class Scans:
         return second in self._missed
 
     def work(self) -> None:
-        """Scan about one slice; unfinished scans take turns."""
+        """Scan about one slice of one scan; unfinished scans take turns."""
         left = SLICE
         while self.jobs and left > 0:
             job = self.jobs.popleft()
@@ -172,7 +172,7 @@ class Scans:
                     self.first_ms, self.reached = min(self.first_ms, int(rows["deliver_at_ms"].min())), second
                 yield self._cost
             past.walk = None
-            # No yield below: other code must see all of the following changes or none.
+            # No yield below this line: other code must see either all of the following changes or none.
             past.at = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)

@@ -30,7 +30,7 @@ class Second:
         self.overflow: Counter[int] = Counter()
         #: Indexes of the rows that are still to become ready, those beyond the limit included.
         self.coming = BitMap()
-        #: Indexes of rows that will not become ready: settled before they were due, or blocked.
+        #: Indexes of rows that will not become ready, because they were settled before they were due, or are blocked.
         self._dropped = BitMap()
         self.size = 0
         self.next_ms = NEVER_MS
@@ -95,7 +95,7 @@ class Second:
         return bool(gone)
 
     def restore(self, index: int) -> bool:
-        """Let `take` return a dropped row after all. Returns False if the row was not dropped, or its time has
+        """Let `take` return a row that was dropped. Returns False if it was not dropped, or if its due time has
         passed."""
         if index not in self._dropped:
             return False

@@ -13,8 +13,7 @@ from hadelay.ledger.limits.flow import UNLIMITED, Allowance
 from hadelay.ledger.topics.topics import TopicBook
 from hadelay.model import NEVER_MS
 
-#: Number of bytes that a topic may hand out per turn; and number of bytes that each message counts in addition to its
-#: size.
+#: Number of bytes that a topic may hand out per turn; and number of bytes that each message counts beyond its own size.
 _QUANTUM = 64 * 1024
 _MESSAGE_COST = 256
 
@@ -70,7 +69,8 @@ class Turns:
             self.activate(queue)
 
     def leases_ended(self) -> bool:
-        """Resume topics stopped by their concurrency, as leases or offers ended. Returns whether it resumed any."""
+        """Resume topics that were stopped by their concurrency, because leases or offers have ended. Returns whether
+        any was resumed."""
         full, self._full = self._full, {}
         for topic in full:
             self.go_on(topic)

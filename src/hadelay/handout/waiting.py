@@ -6,7 +6,8 @@ from hadelay.handout.polls import Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 
-#: Limits of the number of different filters: per topic (every message is checked against each), and in all.
+#: Limits of the number of different filters: per topic, because every message is checked against each; and of all
+#: topics.
 TOPIC_FILTERS = 256
 MAX_FILTERS = 2_048
 #: Limits over all waiting polls: number of topics that they name, counted once per poll; and number of names of topics
@@ -111,7 +112,7 @@ class Waiting:
         return {poll.consumer for poll in self.queues}
 
     def end_idle(self) -> None:
-        """Give up the queues of filters for which no poll waited in the last minute."""
+        """Remove queues with a filter for which no poll has waited in the last minute."""
         while self.idle and next(iter(self.idle.values())) + _LINGER_MS <= self._turns.now_ms:
             self._end(next(iter(self.idle)))
 

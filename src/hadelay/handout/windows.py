@@ -43,7 +43,7 @@ class Windows:
         self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
-        #: Entries of undecided offers, and entries that rest → windows that get the entry back if it is not handed out.
+        #: Entry of an undecided offer, or entry that rests → windows that get it back if it is not handed out.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
         #: Callback that starts a scan for a window with few entries left and more messages on disk.
         self.on_low: Callable[[Window], None] = lambda window: None
@@ -134,7 +134,8 @@ class Windows:
             self.add(self.topic(number), second, entries)
 
     def leave_out(self, second: int, counts: Counter[int]) -> None:
-        """Note due messages of a second that stay on disk for lack of room. counts: number by topic number."""
+        """Note that due messages of a second stay on disk, because memory has no room. counts: topic number → number of
+        messages."""
         for number, count in counts.items():
             self.ready_counts[number] += count
             for queue in self.topic(number).queues():

@@ -26,7 +26,7 @@ from hadelay.raft.ports import FOUNDING
 
 log = logging.getLogger(__name__)
 
-#: Interval, in heartbeats, at which the leader sends high-water marks to the followers and admits members.
+#: Interval, as a number of heartbeats, at which the leader sends high-water marks to the followers, and admits members.
 _TELL_EVERY = 16
 
 
@@ -93,7 +93,7 @@ class Admission(RaftPart):
         becomes a new incarnation."""
         journal = self._journal
         if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
-            # A founding member's journal may belong to another cluster with a similar log.
+            # Refuse to join: the journal of a founding member may belong to another cluster with a similar log.
             raise FatalError(
                 f"{self._members.name} is to join a cluster, but its directories hold the data of a founding member: "
                 "start it with empty data and journal directories"

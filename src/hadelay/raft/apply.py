@@ -1,4 +1,4 @@
-"""Applying committed entries, in slices; answering proposals and reads.
+"""Applies committed entries, in slices, and answers proposals and reads.
 
 An entry is applied once, in order, and only when this node's own disk has it, so a checkpoint is never ahead of the
 journal. An error of `apply` stops the node. Each proposal is answered: with the result; with NoLeader if another entry
@@ -47,7 +47,7 @@ class Applier(RaftPart):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self.waiters.pop(index, None)
-        # A proposal already waits at `index`: it was made in an earlier term, and its entry was truncated
+        # A proposal that waits at `index` was made in an earlier term, and its entry was cut off since then
         if before is not None:
             error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
             ready.answers.append(partial(before.done, None, error))

@@ -16,13 +16,15 @@ from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 
-#: Pause, in seconds, between the end of the election timeout and the pre-vote, to read waiting heartbeats.
+#: Pause, in seconds, between the end of the election timeout and the pre-vote: in it, heartbeats that wait unread are
+#: read.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
 #: Pause before the own pre-vote of a node that agreed to another's, as a multiple of election_min_ms. It is shorter
 #: than the shortest pause between two pre-votes of one node.
 _GIVE_WAY = 0.2
-#: Number of unapplied entries above which a node lets other nodes campaign first; and for how long, in seconds.
+#: Number of unapplied entries above which a node lets other nodes campaign first; and time, in seconds, for which it
+#: does so.
 _BACKLOG, _DRAIN_S = 500, 1.0
 
 
@@ -32,9 +34,9 @@ class Elections(RaftPart):
         self._members, self._applier, self._random = members, applier, shared.runtime.random
         #: Whether this node is draining, that is, gives up leadership; a draining node lets other nodes campaign first.
         self.draining = False
-        #: Round trip between the leader and its fastest majority of voters, in ms.
+        #: Round trip time, in ms, within which the fastest majority of voters answers the leader.
         self.rtt_ms = 0
-        #: Time of the leader's last heartbeat; _NEVER after a reset of its link.
+        #: Monotonic time of the leader's last heartbeat; _NEVER after a reset of the link to it.
         self._heard = _NEVER
         self._deadline = 0.0
         self._timer_at: float | None = None
@@ -46,7 +48,7 @@ class Elections(RaftPart):
         #: Term of a campaign that the leader requested from this node, 0 without one: voters grant such a campaign
         #: although they still hear the leader.
         self._called = 0
-        #: Monotonic time since which this node lets others campaign first; None: it does not.
+        #: Monotonic time since which this node lets other nodes campaign first; None: it does not.
         self._waiting_since: float | None = None
         #: Leader that this node followed last, or this node if it led later; "": none since its start.
         self.followed = ""
@@ -59,7 +61,7 @@ class Elections(RaftPart):
         self._arm(now, ready)
 
     def least_timeout(self) -> float:
-        """Shortest election timeout in seconds; grows with the network's round trip."""
+        """Shortest election timeout in seconds; it grows with the round trip time to the other nodes."""
         return max(self._config.election_min_ms, 10 * self.rtt_ms) / 1000
 
     def _postpone(self, now: float) -> None:
@@ -146,8 +148,8 @@ class Elections(RaftPart):
             and (last_term, index) >= (self._journal.last_term, self._journal.last_index)
             and self._leaderless(now)
         )
-        # Two candidates would split the votes. A node that agrees to another's pre-vote puts off its own; of two nodes
-        # that ask each other, the one with the smaller name goes first.
+        # Two candidates would split the votes. So a node that agrees to another node's pre-vote delays its own; if two
+        # nodes ask each other, the node with the smaller name goes first.
         if yes and (self._asking is None or peer.name < self._members.name):
             self._asking = None
             self._deadline = max(self._deadline, now + self._config.election_min_ms / 1000 * _GIVE_WAY)
@@ -174,7 +176,7 @@ class Elections(RaftPart):
         ready.sync = True
 
     def ask_vote(self, name: str, term: int, last_index: int, last_term: int, ready: Ready) -> None:
-        """Request the vote of `name` once this node's log and its vote for itself are on disk."""
+        """Request the vote of `name` as soon as this node's log, and its vote for itself, are on disk."""
         frame = messages.encode(messages.VOTE, term, last_index, last_term, self._called == term)
         ready.durable(self._send_vote_request, name, term, frame)
 

@@ -1,4 +1,5 @@
-"""Event handling of a Raft node: a part of the node handles an event, then the effects are carried out."""
+"""Event handling of a Raft node: a part of the node handles each event; afterwards the event's effects are carried
+out."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Events:
         raise NotImplementedError
 
     def fatal(self, error: BaseException) -> None:
-        """Stop the node at its first unexpected error: the node sends nothing more."""
+        """Stop the node because of an unexpected error: from now on, it sends nothing more."""
         if not self.stopped:
             self.stopped = True
             log.critical("fatal", exc_info=error)
@@ -47,8 +48,8 @@ class Events:
             self._on_fatal(error)
 
     def event(self, step: Step, *args: Any) -> None:
-        """Let a part of the node handle an event: call `step`. Effects of a nested event are carried out at the end of
-        the outer event."""
+        """Let a part of the node handle an event by a call of `step`. If events are nested, the effects of all are
+        carried out at the end of the outer event."""
         if self.stopped:
             return
         inside, self._busy = self._busy, True
@@ -62,8 +63,8 @@ class Events:
             self._busy = inside
 
     def _carry_out(self, ready: Ready) -> None:
-        """Carry out an event's pending effects: always the first kind that is pending, in the order of Ready's fields,
-        until none is."""
+        """Carry out an event's pending effects, kind by kind in the order of Ready's fields, until nothing is pending.
+        After each kind, begin with the first kind again."""
         while not self.stopped:
             if ready.sends:
                 sends, ready.sends = ready.sends, []
@@ -79,7 +80,8 @@ class Events:
                     self._flushing = True
                     self.runtime.call_soon(self.event, self._flush)
                 if self._flushing:
-                    ready.apply = False  # start the sync before apply: other nodes wait for the sync, not for apply
+                    # begin the sync first, and apply later: other nodes wait for the sync, not for apply
+                    ready.apply = False
             elif ready.advance:
                 ready.advance = False
                 self._advance(self.runtime.monotonic(), ready)

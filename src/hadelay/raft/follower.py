@@ -1,4 +1,4 @@
-"""Append frames on a follower: verify and deduplicate entries before the library (PySyncObj) sees them.
+"""Append frames on a follower: entries are verified and deduplicated before the library (PySyncObj) gets them.
 
 The library would delete all entries behind `prevLogIdx`, even matching ones. So known entries are skipped, a conflict
 is cut off (never a committed entry), and the library gets only entries that follow directly on the last one. The commit
@@ -31,7 +31,7 @@ class Follower(RaftPart):
         #: the leader's log.
         self._leader: tuple[str, int] = ("", 0)
         self.verified = 0
-        #: Number of the heartbeat round to answer after the next sync; None: no answer is due.
+        #: Number of the heartbeat round that this node has to answer after the next sync; None: it owes no answer.
         self._owed: int | None = None
 
     def on_append(self, peer: Peer, m: Append, now: float, ready: Ready) -> None:
@@ -131,7 +131,7 @@ class Follower(RaftPart):
         return []
 
     def _answer(self, m: Append, ready: Ready) -> None:
-        """Answer an append frame: a heartbeat at once, entries as soon as they are on disk."""
+        """Answer an append frame: at once if it is a heartbeat; if it has entries, as soon as they are on disk."""
         done = self._journal.synced_index >= self.verified or not m.prev_index
         if done and self._journal.term_is_durable:
             self._send_ok(m.round, ready)

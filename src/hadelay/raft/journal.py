@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: (index, term) of the imaginary entry before the first entry of a new journal; stands for the empty state machine.
 FIRST = (1, 0)
-#: Memory overhead of an entry in Python, in bytes.
+#: Memory that Python needs for an entry in addition to its bytes, in bytes.
 _ENTRY_BYTES = 220
 _DEFAULTS = JournalConfig()
 
@@ -39,9 +39,9 @@ class Journal(JournalSync):
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, segments: list[Segment], number: int, config: JournalConfig
     ) -> None:
-        """Do not call this constructor: use `Journal.create` or `Journal.open`."""
+        """Used by `Journal.create` and `Journal.open` only; call those instead."""
         super().__init__(disk, directory, runtime, segments, config)
-        #: Number of the newest segment file ever made.
+        #: Number of the newest segment file that was ever created.
         self._number = number
         #: The newest entries of the journal, up to last_index, kept in memory.
         self._tail: list[Entry] = []
@@ -101,7 +101,8 @@ class Journal(JournalSync):
     def open(
         cls, disk: Disk, directory: str, runtime: Runtime, owner: Identity, config: JournalConfig = _DEFAULTS
     ) -> Journal:
-        """Open a journal; cut off a torn end. DamagedFile if damaged, ConfigError if another node's.
+        """Open a journal, and cut off a torn end. DamagedFile if it is damaged, ConfigError if it belongs to another
+        node.
 
         Records that the previous process may not have synced are written into a new segment and synced here: after a
         failed sync, the page cache looks clean. Blocks: nothing else runs yet.
@@ -183,7 +184,7 @@ class Journal(JournalSync):
         return self._segment_of(index).term_at(index)
 
     def entries(self, index: int, max_bytes: int) -> list[Entry]:
-        """Entries from `index` on: at least one, and more while their commands fit into `max_bytes`."""
+        """Entries from `index` on: at least one, and more as long as their commands fit into `max_bytes` together."""
         tail = self._tail
         start = index - (self.last_index + 1 - len(tail))
         if start < 0:

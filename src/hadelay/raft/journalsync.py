@@ -1,4 +1,4 @@
-"""Writing and syncing of the Raft journal.
+"""Writes and syncs the Raft journal.
 
 Each sync covers the records queued when it began. On a slow disk, syncs of the newest segment overlap (ADR 260): a sync
 then counts when it and all syncs that began before it have succeeded. A sync that changes file names or deletes files,
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 #: Limit, in bytes, of a sync on the event loop; larger syncs, and all syncs on a slow disk, run in a thread.
 _BRIEF_BYTES = 64 << 10
-#: Delay, in seconds, after which a MARK record notes how far the last sync reached, unless another record follows the
-#: sync.
+#: Delay, in seconds, between a sync and the MARK record that notes how far the sync reached. If another record is
+#: written after the sync, no MARK is needed.
 _MARK_DELAY_S = 0.05
-#: Limit of syncs at the same time.
+#: Limit of syncs that run at the same time.
 _MAX_SYNCS = 3
 #: Syncs overlap while the last one took at least this number of seconds. On a faster disk, more syncs of fewer records
 #: each would only cost processor time.
@@ -37,8 +37,8 @@ _LANES = ("journal", "journal-2", "journal-3")
 
 @dataclass(frozen=True)
 class JournalConfig:
-    #: Size of a segment file, in bytes, at least four times the largest entry. The file is filled with zeros ahead: a
-    #: sync without allocation takes half the time.
+    #: Size of a segment file, in bytes; at least four times the largest entry. Files are filled with zeros in advance,
+    #: because a sync that allocates nothing takes half the time.
     segment_bytes: int = 16 << 20
     #: Memory limit for recent entries, in bytes: these entries need not be read from disk for followers or for apply.
     tail_bytes: int = 16 << 20
@@ -75,7 +75,7 @@ class JournalSync:
         #: Callback on_synced(seconds since the sync began), called when a sync counts: the sync and all earlier ones
         #: have ended. `when_synced` callbacks are called before.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Callback when a sync counts, before `on_synced`; the next sync covers the records that the callback queues.
+        #: Callback, called when a sync counts, before `on_synced`. If it queues records, the next sync covers them.
         self.between_syncs: Callable[[], None] = lambda: None
         #: Numbers of journal records: queued since the start; durable of these; and queued when the last term or vote
         #: was recorded.
@@ -102,7 +102,7 @@ class JournalSync:
 
     @property
     def slow(self) -> bool:
-        """Whether the disk is slow, as the last sync showed, so that syncs overlap."""
+        """Whether the disk is slow, judged by the last sync. On a slow disk, syncs overlap."""
         return self._runtime.last_s(_LANES[0]) >= _SLOW_S
 
     @property
@@ -111,7 +111,7 @@ class JournalSync:
 
     @property
     def term_is_durable(self) -> bool:
-        """Whether `term` and `voted_for` are on disk. Before that, this node must not answer in this term."""
+        """Whether `term` and `voted_for` are on disk. Until they are, this node must not answer in this term."""
         return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:
@@ -122,7 +122,8 @@ class JournalSync:
             self._waiting.append((self._appended, fn))
 
     def kick(self) -> None:
-        """Write the queued records and start a sync. A sync that may not overlap starts after the running ones."""
+        """Write the queued records and start a sync. If the sync may not overlap others, it starts after the running
+        ones."""
         begun = self._running[-1].records if self._running else self._synced
         if begun == self._appended or self.closed or (self._running and not self._may_overlap()):
             return
@@ -132,7 +133,7 @@ class JournalSync:
             try:
                 self._segments[-1].handle(self._disk, lane)
             except OSError:
-                return  # the process has too many open files: this sync begins after the running ones
+                return  # no further file can be opened: this sync begins after the running ones
         dirty, self._dirty = self._dirty, []
         garbage, self._garbage = self._garbage, []
         names_changed, self._names_changed = self._names_changed, False
@@ -183,7 +184,7 @@ class JournalSync:
         try:
             while self._running and self._running[0].ended and not self.closed:
                 self._count(self._running.popleft())
-        # Stop the node: no caller would see the error, and a callback has ended half-way
+        # Stop the node: no caller would get the error, and a callback has ended half-way
         except Exception as raised:
             self.on_fatal(raised)
             return
@@ -209,7 +210,8 @@ class JournalSync:
         return segment in self._dirty or any(segment is one for sync in self._running for one, _ in sync.ends)
 
     def _leave_mark(self) -> None:
-        """Write a mark: a record that the last sync succeeded. Recovery uses it to tell damage from a torn write."""
+        """Write a MARK record, which says how far the last sync reached. Recovery uses marks to tell damage from a torn
+        write."""
         self._mark_timer = None
         if self._appended != self._synced or self._durable <= self._marked or self.closed:
             return
@@ -226,7 +228,8 @@ class JournalSync:
         segment.append(encode_record(MARK, offset, number, b""))
 
     def want_spare(self) -> None:
-        """Prepare the spare segment, zeroed and synced, in a thread. A failure is retried by the node's timer."""
+        """Prepare the spare segment, filled with zeros and synced, in a thread. If that fails, the node's timer retries
+        it."""
         if self._spare is not None or self._spare_wanted or self.closed:
             return
         self._spare_wanted = True

@@ -1,5 +1,5 @@
-"""The only module that imports PySyncObj 0.3.17 ("the library"): hadelay drives its consensus core and repairs its
-faults here.
+"""The only module that imports PySyncObj 0.3.17 ("the library"). hadelay uses the library's consensus algorithm; this
+module works around its faults.
 
 The library keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
 commit rule. Replaced (ADR 10): its clock (its timers never fire; an election begins when this module sets the
@@ -31,7 +31,7 @@ DISK = "its disk"
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
-#: Timeout of the library's own timers, in seconds: so long that no timer ever fires.
+#: Timeout of the library's own timers, in seconds: so long that none of them ever fires.
 _NEVER = 1e9
 
 
@@ -42,7 +42,8 @@ class RaftListener(Protocol):
         """Called when an entry was appended to the log, on a leader or a follower."""
 
     def on_state(self, leads: bool) -> None:
-        """Called when this node became leader (`leads`; its no-op is not in the log yet) or stopped leading."""
+        """Called when this node became leader (`leads` is True; its no-op is not in the log yet), or stopped
+        leading."""
 
     def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
         """Called when this node campaigns and requests the vote of `peer`; DISK stands for this node's own disk."""
@@ -58,7 +59,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
     """View of the journal for the library: terms and indexes of entries, never commands."""
 
     def __init__(self, journal: Journal, listener: RaftListener, committed: Callable[[int], None]) -> None:
-        """committed: called with each new commit index."""
+        """committed: function that is called with each new commit index."""
         self._journal, self._listener, self._committed = journal, listener, committed
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
@@ -72,7 +73,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # The library reads a slice of the log only for a term, or to see whether entries follow: two entries suffice.
+        # The library reads a slice of the log only to get a term, or to see whether more entries follow: two entries
+        # suffice.
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
         return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
@@ -90,7 +92,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Store nothing on disk: after a restart, the checkpoint and the next leader give the commit index."""
+        """Store nothing on disk: after a restart, this node learns the commit index from its checkpoint and the next
+        leader."""
         self._committed(raftCommitIndex)
 
     def getRaftCommitIndex(self) -> int:
@@ -120,7 +123,8 @@ class _Transport(Transport):  # type: ignore[misc]
             self._listener.on_vote_request(node.id, message["term"], *log_end)
         elif kind == "response_vote":
             self._listener.on_vote(node.id, message["term"])
-        # Drop the library's answers to appends (next_node_idx): raft/follower.py answers once the entries are on disk.
+        # Drop the library's answers to appends (next_node_idx): raft/follower.py sends them once the entries are on
+        # disk.
         return True
 
     def destroy(self) -> None:
@@ -139,7 +143,8 @@ class _Idle:
 
 @contextmanager
 def _seams(log: _Log) -> Iterator[None]:
-    """Context manager: while the library is constructed, replaces functions that it calls by module-level name."""
+    """Context manager, to be used while the library is constructed: replaces functions that the library finds by their
+    names in its module."""
     names = {"createJournal": lambda _: log, "createPoller": _Idle, "PipeNotifier": _Idle}
     saved = {name: getattr(syncobj, name) for name in names}
     try:
@@ -228,7 +233,8 @@ class Core(SyncObj):  # type: ignore[misc]
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
         node votes. Returns the added names."""
-        # Change private attributes: the library's public member changes lose members (docs/explanation/pysyncobj.md).
+        # Change private attributes: the library's public functions to change members lose members
+        # (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old = self._SyncObj__otherNodes
         self._SyncObj__otherNodes = new.keys()
@@ -252,7 +258,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._onTick(0.0)
 
     def campaign(self) -> None:
-        # Set a private attribute: the library has no public way to end the election timeout.
+        # Set a private attribute: the library has no public function to end the election timeout early.
         self._SyncObj__raftElectionDeadline = -1.0
         self.tick()
 
@@ -284,7 +290,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
         """Tell the library that `peer` leads `term`, has committed the log up to `commit_index`, and sends `entries`,
         which directly follow this node's last entry."""
-        # A private attribute: the library has no public access to its log
+        # Read a private attribute: the library has no public access to its log
         _, index, last_term = self._SyncObj__raftLog[-1]
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
@@ -295,7 +301,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def jump(self, index: int) -> None:
         """Tell the library that the state machine has all entries up to `index`, so they are committed."""
-        # Set private attributes: the library can start only with an empty state, or with its own pickled dump.
+        # Set private attributes: the library can only start with an empty state, or with a dump that it pickled itself.
         self._SyncObj__raftCommitIndex = self.commit_index = index
         self._SyncObj__raftLastApplied = index
 

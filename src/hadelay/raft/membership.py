@@ -1,4 +1,5 @@
-"""Voters and learners: a list of members in the log, in force as soon as its entry is in the log (ADR 150).
+"""Voters and learners of the cluster. The log contains the list of members; a list is in force as soon as its entry is
+in the log (ADR 150).
 
 Single-server changes (Ongaro's thesis, chapter 4): one change at a time, of one voter, so that old and new majorities
 have a node in common. A leader begins a change only when an entry of its own term and the previous change are
@@ -36,7 +37,7 @@ class Membership(RaftPart):
         #: Peers by name. The dict is never changed: when a node is added, a new dict replaces it.
         self.peers = {member.name: Peer(member.name) for member in given if member.name != self.name}
         self.applied_list: Configuration = (0, given)
-        #: Member lists in the log that are not applied yet, with the indexes of their entries, ascending.
+        #: Member lists in the log that are not applied yet, as (index of the entry, members) in ascending order.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
         #: Whether no leader was seen since the start; if so, the configuration file may be newer than the log.
@@ -72,7 +73,8 @@ class Membership(RaftPart):
         return peer is not None and peer.up
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether `peers` and this node are a majority of the voters. Nodes not yet admitted do not count."""
+        """Whether `peers` and this node together are a majority of the voters. Nodes that are not admitted yet do not
+        count."""
         mine = self._journal.admitted and self.votes
         return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
 
@@ -95,12 +97,12 @@ class Membership(RaftPart):
         return self._heard[0] > self.index
 
     def linked(self) -> dict[str, str]:
-        """Name → address of all nodes to link with."""
+        """All nodes with which this node has links: name → address."""
         if self._config.survivor:
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.no_leader_seen or self.name not in self.names:
-            # Link with the nodes in the configuration file, too, so that a removed node can return through them.
+            # Link with the nodes in the configuration file, too: through them, a removed node can return.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.name, None)
@@ -113,7 +115,8 @@ class Membership(RaftPart):
             self._reconfigure(now, ready)
 
     def load(self, applied: int, now: float, ready: Ready) -> None:
-        """Read the member lists before the start: the applied list, and the lists in later journal entries."""
+        """Read the member lists before the node starts: the list that was applied, and the lists in later entries of
+        the journal."""
         self._take_applied()
         index = applied + 1
         while index <= self._journal.last_index:
@@ -135,7 +138,7 @@ class Membership(RaftPart):
             self.applied_list = (index, members)
 
     def appended(self, index: int, members: Members, now: float, ready: Ready) -> None:
-        """Called when the log got an entry that changes the members."""
+        """Called when an entry that changes the members was appended to the log."""
         self.appended_lists.append((index, members))
         self._changed(now, ready)
 
@@ -246,7 +249,7 @@ class Membership(RaftPart):
             self._propose(self._machine.members_command(members), done)
 
     def beat(self, ready: Ready) -> None:
-        """Called by the leader every few heartbeats: propose a learner that has caught up as voter."""
+        """Called by the leader every few heartbeats: if a learner has caught up, propose to make it a voter."""
         if not self.votes and self.committed:
             ready.notify(Notice.HAND_OVER, "removed")
         mark, self._mark = self._mark, (self._core.term, self._core.commit_index)

@@ -35,7 +35,7 @@ _APPEND = struct.Struct("<BBHIQQQQQ")
 #: Frame APPEND_REPLY: kind, status, term, match, hint, round.
 _APPEND_REPLY = struct.Struct("<BBQQQQ")
 
-#: Flag of an APPEND frame: the follower must not answer the frame.
+#: Flag of an APPEND frame which says that the follower must not answer the frame.
 NO_REPLY = 1
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
 
@@ -109,7 +109,7 @@ class Append(NamedTuple):
     commit_index: int
     round: int
     info: bytes
-    #: Offset at which the records begin in `frame`, and the whole frame.
+    #: Offset at which the records begin in `frame`; and `frame`, the whole frame.
     records: int
     frame: bytes
 
@@ -125,7 +125,7 @@ def encode_append(
     rtt_ms: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Encode an APPEND frame without records; the sender appends the encoded records unchanged."""
+    """Encode an APPEND frame up to its records; the sender appends records that are encoded already."""
     return _APPEND.pack(APPEND, flags, len(info), rtt_ms, term, prev_index, prev_term, commit_index, round) + info
 
 

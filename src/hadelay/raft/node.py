@@ -60,7 +60,7 @@ class RaftNode(Events):
         super().__init__(journal, network, runtime, on_fatal)
         self.name, self.machine, self.config = journal.identity.node, machine, config
         self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
-        #: Whether `start` was called; and the term for which `on_leader` was called (0: none).
+        #: Whether `start` was called; and the term for which `on_leader` was called, 0 for none.
         self._started, self._announced = False, 0
         self.core = Core(self.name, sorted({member.name for member in members} - {self.name}), journal, self)
         shared = Shared(
@@ -132,7 +132,7 @@ class RaftNode(Events):
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
         self._started = True
-        ready = self._ready  # `start` does not run as a Raft event: its errors are raised to the caller
+        ready = self._ready  # do not run `start` as a Raft event: its errors have to reach the caller
         self.membership.load(self.applier.applied, self.runtime.monotonic(), ready)
         self.journal.want_spare()
         self.elections.start(self.runtime.monotonic(), ready)
@@ -205,7 +205,8 @@ class RaftNode(Events):
         ready.sync = True
 
     def read_index(self, done: Finished) -> None:
-        """Call done(None) once this node has applied all entries committed in the cluster before this call."""
+        """Call done(None) once this node has applied all entries that were committed in the cluster before this
+        call."""
         self.event(self.reads.read, done)
 
     def has_leader_lease(self) -> bool:
@@ -298,7 +299,8 @@ class RaftNode(Events):
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            # A peer whose link was reset may campaign at once: its earlier answers no longer prove this leader's lease.
+            # After a reset of its link, a peer may campaign at once: its earlier answers no longer prove this leader's
+            # lease.
             if reset:
                 peer.round = 0
         elif self.core.leader == name:
@@ -308,7 +310,7 @@ class RaftNode(Events):
         self.machine.on_link(name, False)
 
     def _link_ready(self, peer: Peer, now: float, ready: Ready) -> None:
-        """The peer's greeting is accepted: its frames count from now on."""
+        """Called when the peer's greeting was accepted: from now on, its frames count."""
         if not peer.up:
             peer.up = True
             self.core.link(peer.name, True)

@@ -15,12 +15,13 @@ from hadelay.raft.library import Core
 from hadelay.raft.ports import Machine, Propose, RaftStats, RaftTuning
 from hadelay.storage.snapshots import Manifest
 
-#: Method step(*args, now, ready) of a part of the node, which handles an event. `now` is monotonic time in seconds.
+#: Type of a method step(*args, now, ready), by which a part of the node handles an event. `now`: monotonic time in
+#: seconds.
 Step = Callable[..., None]
 
 
 class Notice(Enum):
-    """Message of one part of the Raft node to the other parts; a value goes with each message."""
+    """Message from one part of the Raft node to the others; each message comes with a value."""
 
     #: Notice that a peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
@@ -38,7 +39,8 @@ class Notice(Enum):
 
 @dataclass(slots=True)
 class Ready:
-    """Effects of one event, carried out at its end in the order of the fields. One object per node."""
+    """Effects of one event. They are carried out at the end of the event, in the order of the fields. One object per
+    node."""
 
     #: Frames to send, as (peer, frame, urgent).
     sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
@@ -48,12 +50,12 @@ class Ready:
     sync: bool = False
     #: Whether PySyncObj got new acknowledgements, so that it can advance the commit index.
     advance: bool = False
-    #: Whether entries may be ready to apply: the commit index or the synced index has advanced.
+    #: Whether there may be entries to apply, because the commit index or the synced index has advanced.
     apply: bool = False
     #: Timers to start, as (delay in seconds, method to call, args); delay 0 means the next turn of the loop.
     timers: list[tuple[float, Step, tuple[Any, ...]]] = field(default_factory=list)
     notices: list[tuple[Notice, Any]] = field(default_factory=list)
-    #: Callbacks to call, mostly answers to callers of this node.
+    #: Functions to call; mostly they are answers to callers of this node.
     answers: list[Callable[[], None]] = field(default_factory=list)
 
     def send(self, peer: str, frame: Buffer, urgent: bool = True) -> None:
@@ -69,7 +71,8 @@ class Ready:
         self.notices.append((notice, about))
 
 
-#: Callback done(index, error, ready) of a read: all entries committed before the read began are at or before `index`.
+#: Callback done(index, error, ready) of a read. Once all entries up to `index` are applied, everything committed before
+#: the read began is applied.
 ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 
@@ -89,9 +92,9 @@ class Peer:
     # entry known to be on the peer's disk.
     next: int = 0
     match: int = 0
-    #: Highest index acknowledged by the peer that was passed to PySyncObj's commit rule.
+    #: Highest index acknowledged by the peer that PySyncObj's commit rule already knows.
     counted: int = 0
-    #: Whether to send one append frame at a time, until the logs are known to agree.
+    #: Whether to send one append frame at a time, because it is not known yet up to where the logs agree.
     probing: bool = True
     probe_sent: bool = False
     probe_prev: int = 0

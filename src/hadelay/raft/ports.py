@@ -1,4 +1,4 @@
-"""What Raft needs from the rest of the node (Machine), and its settings and counters."""
+"""Interface Machine, which Raft needs from the rest of the node; and Raft's settings and counters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,8 @@ class Machine(Protocol):
     """The replicated state machine, as Raft sees it. All methods are called on the loop and must not block."""
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
-        """Apply a committed command: each once, in order, on every node. An exception stops the node."""
+        """Apply a committed command. On every node, each command is applied once, in the same order. An exception stops
+        the node."""
         ...
 
     def on_leader(self, term: int) -> None:
@@ -61,17 +62,17 @@ class Machine(Protocol):
         ...
 
     def on_members(self) -> None:
-        """Called when the members in force, or the nodes to link with, may have changed."""
+        """Called when the members in force may have changed, or the nodes with which this node has links."""
         ...
 
     def heartbeat_info(self) -> bytes:
-        """Payload of this leader's heartbeats (cluster time), at most 1 KiB."""
+        """Payload of the heartbeats that this leader sends (cluster time), at most 1 KiB."""
         ...
 
     def on_heartbeat_info(self, info: bytes) -> None: ...
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        """Handle a frame that is not Raft's, but of the node's own traffic (kind ≥ 64)."""
+        """Handle a frame of the node's own traffic (kind ≥ 64), which is not Raft's."""
         ...
 
     def on_link(self, peer: str, up: bool) -> None:
@@ -121,13 +122,13 @@ class RaftTuning:
     #: this node loses leadership.
     propose_timeout_ms: int = 5_000
     deposed_timeout_ms: int = 1_000
-    #: Limit of waiting proposals; further proposals get Overloaded.
+    #: Limit of waiting proposals; beyond it, proposals are refused with Overloaded.
     max_waiting: int = 10_000
     max_entry_bytes: int = 4 << 20
     #: Limits of bytes per append frame, and of unacknowledged bytes per follower.
     append_bytes: int = 1 << 20
     window_bytes: int = 4 << 20
-    #: Time limit of applying entries in one turn of the event loop.
+    #: Limit of the time, in ms, for which entries are applied in one turn of the event loop.
     apply_slice_ms: float = 2.0
     #: Limits of bytes per request, and of bytes per second, when a follower pulls a snapshot.
     chunk_bytes: int = 256 << 10
@@ -135,7 +136,8 @@ class RaftTuning:
     #: Whether to ignore the member list in the log and run with the configured members: for use after the permanent
     #: loss of a majority of the log's members.
     survivor: bool = False
-    #: Bytes of journal kept before a checkpoint for followers that lag; followers further behind get a snapshot.
+    #: Bytes of journal, before the last checkpoint, that are kept for followers that lag; a follower further behind
+    #: gets a snapshot.
     journal_keep_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:

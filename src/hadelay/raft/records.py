@@ -50,7 +50,7 @@ class JournalRecord(NamedTuple):
     term: int
     payload: bytes
     offset: int
-    #: Offset of the next record.
+    #: Offset of the record that follows.
     end: int
 
 
@@ -58,7 +58,7 @@ class JournalRecord(NamedTuple):
 class SegmentHeader:
     """Header of a journal segment. The fields are in the order of the bytes, except the flags."""
 
-    #: Number of the segment; index of its first entry; term of the entry before the first.
+    #: Number of the segment; index of its first entry; term of the entry before its first entry.
     seq: int
     first_index: int
     prev_term: int
@@ -91,7 +91,7 @@ class SegmentHeader:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """Decode a segment header; None if it was not written completely, so that the file holds nothing."""
+    """Decode a segment header. None if the header was not written completely: the file then has no records."""
     data = data[:SEGMENT_HEADER_BYTES].ljust(SEGMENT_HEADER_BYTES, b"\0")
     body = data[: SEGMENT_HEADER_BYTES - 5]
     if data[-1:] != END or crc32c(body) != _CRC.unpack_from(data, len(body))[0]:
@@ -118,8 +118,8 @@ class Torn(Exception):
 
 
 def decode_record(data: bytes, offset: int) -> JournalRecord | None:
-    """Decode the record at `offset`. None if no record was written there (zeros or the end of `data`); Torn if the
-    record does not verify."""
+    """Decode the record at `offset`. None if no record was written there (zeros, or the end of `data`); Torn if the
+    record is damaged."""
     header = data[offset : offset + RECORD_HEADER_BYTES]
     if len(header) < RECORD_HEADER_BYTES:
         if any(header):
@@ -138,7 +138,7 @@ def decode_record(data: bytes, offset: int) -> JournalRecord | None:
 
 
 def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, memoryview]]:
-    """Yield (command, index, term, record) of each entry in an APPEND frame. ValueError if an entry does not verify."""
+    """Yield (command, index, term, record) for each entry in an APPEND frame. ValueError if an entry is damaged."""
     view, size = memoryview(data), len(data)
     unpack, overhead = _RECORD.unpack, RECORD_OVERHEAD
     while offset < size:
@@ -169,8 +169,8 @@ def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
 
 
 def is_torn(data: bytes, offset: int) -> bool:
-    """Whether the bytes at `offset`, which are no record, look like a write that a power cut stopped. Such a write
-    leaves zeroes: at the record's end, or a whole lost sector within it. Other bytes are damage."""
+    """Whether the bytes at `offset`, which are no intact record, look like a write that was cut off by a power cut.
+    Such a write leaves zeroes: at the record's end, or in a whole sector within it. Other bytes are damage."""
     end = offset + RECORD_HEADER_BYTES
     header = data[offset:end]
     if len(header) == RECORD_HEADER_BYTES and _CRC.unpack_from(header, 28)[0] == crc32c(header[:28]):

@@ -25,8 +25,8 @@ _TELL_COMMIT_S = 0.005
 
 
 class Replication(RaftPart):
-    """Replication by a leader. Append frames go to the link at once, not at the end of the event: a full link then
-    stops the reading of further entries from the journal."""
+    """Replication by a leader. Append frames go to the link at once, not at the end of the event: so if a link is full,
+    no further entries are read from the journal."""
 
     def __init__(
         self, shared: Shared, members: Membership, elections: Elections, admission: Admission, snapshots: Snapshots
@@ -168,7 +168,7 @@ class Replication(RaftPart):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            # At the event's end, when the commit index has advanced, send the peer more entries
+            # At the end of the event, when the commit index may have advanced, send more entries to the peer
             ready.notify(Notice.PUMP, peer)
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
@@ -223,7 +223,7 @@ class Replication(RaftPart):
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False
         elif not self._doubt:
-            # Step down at the next heartbeat only: until then, answers of peers that wait unread are read
+            # Step down at the next heartbeat, not now: until then, answers of peers that wait unread are read
             self._doubt = True
         else:
             self._core.left = f"stepped down: no majority answered within {limit * 1000:.0f} ms"

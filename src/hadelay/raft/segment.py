@@ -1,4 +1,5 @@
-"""Segment files of the Raft journal: built, appended to, read by index, recovered at the start, deleted whole.
+"""Segment files of the Raft journal: created, appended to, read by index, recovered at the node's start, deleted as a
+whole.
 
 docs/spec/raft-journal.md describes recovery ("Reading it").
 """
@@ -14,7 +15,7 @@ from hadelay.raft import records
 from hadelay.storage.identity import Identity, refuse_strangers
 
 SUFFIX = ".seg"
-#: File names of the spare segment (the next one, filled with zeros), and of a segment that is being written.
+#: Names of two files: the spare segment (the next segment, filled with zeros), and a segment that is being created.
 SPARE, NEW = "spare", "new"
 #: Journal entry: (command, index, term, bytes of the record, or None if these are not in memory).
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
@@ -32,7 +33,7 @@ class Segment:
         self.last_index = header.first_index - 1
         #: File offset of the next record: after the records in the file and those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
-        #: Number of bytes that are written to the file for certain.
+        #: Number of bytes of the file that are certainly written.
         self.written = 0
         #: Records to be written next, and their file offset.
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
@@ -47,7 +48,8 @@ class Segment:
         #: write.
         self.data = b""
         self.torn = False
-        #: Whether the file's records were read. False: they are known to be synced; the first read scans them.
+        #: Whether the records of the file were read. If not, they are known to be synced, and the first read scans
+        #: them.
         self.scanned = True
 
     def append(self, data: bytes | memoryview) -> None:
@@ -75,7 +77,8 @@ class Segment:
             self.written = self.position
 
     def handle(self, disk: Disk, number: int) -> File:
-        """Open file of the segment: its first one (number 0), or a further one, opened when first asked for."""
+        """Open file number `number` of the segment. Number 0 is open always; further ones are opened at the first
+        call."""
         if number and number not in self._handles:
             self._handles[number] = disk.open(self.file.path)
         return self._handles[number] if number else self.file
@@ -89,13 +92,13 @@ class Segment:
         return DamagedFile(self.file.path, self.position if offset is None else offset, f"{what}; {WAY_OUT}")
 
     def cap(self, last_index: int) -> None:
-        """Drop entries beyond `last_index`, which a later segment replaces."""
+        """Drop entries beyond `last_index`, because a later segment replaces them."""
         self.last_index = min(self.last_index, last_index)
         self.terms = [t for t in self.terms if t[0] <= last_index]
         self.places = [p for p in self.places if p[0] <= last_index]
 
     def leave_unread(self, last_index: int) -> None:
-        """Skip the scan at the start: a later segment shows that this segment is whole and ends with `last_index`."""
+        """Do not scan the segment at the start: a later segment shows that it is whole and ends with `last_index`."""
         self.pending, self.scanned, self.last_index = [], False, last_index
         self.position = self.written = self.pending_at = self.file.size()
 
@@ -114,7 +117,7 @@ class Segment:
         return self.terms[bisect_right(self.terms, (index, 1 << 64)) - 1][1]
 
     def read(self, index: int, max_bytes: int) -> list[Entry]:
-        """Entries from `index` on: at least one, and more while their payloads fit into `max_bytes`."""
+        """Entries from `index` on: at least one, and more as long as their payloads fit into `max_bytes` together."""
         if not self.scanned:
             self._scan_now()
         offset = self.places[bisect_right(self.places, (index, 1 << 64)) - 1][1]
@@ -130,7 +133,8 @@ class Segment:
             if record is None:
                 if base == offset and len(data) >= self.written - offset:
                     raise self._damaged(f"entry {index} does not verify", offset)
-                # `data` ends within a record: read again from the record's beginning, twice as much each time.
+                # `data` ends within a record: read again, from the beginning of that record, and twice as many bytes
+                # each time.
                 size = len(data) * 2 if base == offset else _PLACE_BYTES
                 base, data = offset, self.file.pread(max(size, _PLACE_BYTES), offset)
                 continue
@@ -144,8 +148,8 @@ class Segment:
         return entries
 
     def scan(self) -> Iterator[records.JournalRecord]:
-        """Yield all records that verify, from the front; afterwards `position` is the end of the last record. Fills
-        `terms` and `places` from a file of an earlier process."""
+        """Yield all intact records from the first one on, up to the first that is not intact; afterwards `position` is
+        the end of the last record. Fills `terms` and `places` for a file of an earlier process."""
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
         self.written = len(self.data)
@@ -229,7 +233,7 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     dropped: list[Segment] = []
     for segment in reversed(found):
         later = counting[-1] if counting else None
-        # If `later` names no previous segment, all earlier segments are leftovers of a compaction
+        # If `later` names no previous segment, all segments before it are left over from a compaction
         alone = later is not None and (later.header.reset or not later.header.previous)
         if later is not None and (alone or later.first_index <= segment.first_index):
             dropped.append(segment)
@@ -239,8 +243,8 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Find the owner and the last entry of a journal. The journal is recovered as at the start of a node; to change
-    nothing, pass a `disk` that ignores deletions."""
+    """Find the node that owns a journal, and the journal's last entry. The journal is recovered as at the start of a
+    node; to change nothing, pass a `disk` that ignores deletions."""
     segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
@@ -279,8 +283,8 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
 
 
 def _read(found: list[Segment]) -> tuple[list[Segment], records.SegmentHeader]:
-    """Read segments up to the first that does not follow the segment before it. Returns (segments before that one,
-    newest header with current term, vote and `durable`)."""
+    """Read segments, up to the first that does not continue the segment before it. Returns (segments before that one,
+    newest header, with the current term, vote and `durable`)."""
     kept: list[Segment] = []
     state, durable = found[0].header, (0, 0)
     for at, segment in enumerate(found):
@@ -333,6 +337,6 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
         segment.data = b""
     for segment in dropped + absent:
         delete(disk, segment)
-    for path in blank:  # a process ended before it wrote to the segment that it had begun
+    for path in blank:  # the segment was begun, but its process ended before anything was written to it
         disk.unlink(path)
     return kept, replace(state, durable=durable), number

@@ -1,5 +1,5 @@
-"""Snapshots as files, for a follower that needs entries which the leader's journal no longer has, and for one that has
-no entries at all: files take less time than applying an hour's entries.
+"""Snapshots, sent as files: for a follower that needs entries which the leader's journal has no longer, and for a
+follower without any entries, because copying files takes less time than applying an hour's entries.
 
 The leader offers the manifest of its last durable checkpoint. The follower pulls the files in verified chunks, at most
 pull_bytes_per_s, and resumes earlier attempts. Its state machine is unchanged until all files are there; then it
@@ -38,7 +38,7 @@ _PASSED_AT_ONCE = 200
 
 
 class _Pull:
-    """A running download of a snapshot's files from a peer."""
+    """A snapshot whose files this node is downloading from a peer."""
 
     def __init__(self, source: str, manifest: Manifest, installer: Installer, now: float) -> None:
         self.source, self.manifest, self.installer = source, manifest, installer
@@ -67,7 +67,7 @@ class Snapshots(RaftPart):
                 self._machine.release(manifest)
             if damage is not None:
                 raise damage
-            return  # the next heartbeat tries again to offer a snapshot
+            return  # no offer now: the next heartbeat tries again
         if damage is not None:
             log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
         self._offer(peer, manifest, now, ready)
@@ -136,7 +136,8 @@ class Snapshots(RaftPart):
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
     def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
-        """Handle SNAPSHOT_DONE: the peer has all entries up to `index`; 0: the peer gave up."""
+        """Handle SNAPSHOT_DONE: with an index, the peer has all entries up to it; with 0, the peer gave the snapshot
+        up."""
         if peer.manifest is None:
             return
         self.release(peer)
@@ -150,7 +151,7 @@ class Snapshots(RaftPart):
         if not leads or (pull is not None and pull.finishing):
             return
         if pull is not None and pull.source != peer.name and now - pull.heard < _OFFER_S:
-            # go on with the former leader's snapshot, of which only the last file is missing: see leader_changed
+            # continue the pull of the former leader's snapshot: only its last file is missing, see leader_changed
             return
         self.give_up(ready, tell=False)
         if offer.index <= self._applier.applied:
@@ -159,7 +160,7 @@ class Snapshots(RaftPart):
         manifest = Manifest(offer.index, offer.last_term, [_file(file) for file in offer.files], offer.blob)
         try:
             installer = self._machine.install(manifest)
-        except DiskFull as error:  # no room for the files: the leader offers the snapshot again later
+        except DiskFull as error:  # the disk has no room for the files: the leader repeats its offer later
             log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
             return
         log.info("snapshot_pull", extra={"source": peer.name, "index": manifest.index, "files": len(manifest.files)})
@@ -190,8 +191,8 @@ class Snapshots(RaftPart):
             ready.later(_OFFER_S, self._look, pull)
 
     def release_old(self, now: float) -> None:
-        """Called when this node becomes leader: forget the snapshots that it offered in an earlier term, unless their
-        receivers still pull them."""
+        """Called when this node becomes leader: release snapshots that it offered in an earlier term, unless the peers
+        still pull them."""
         for peer in self._members.peers.values():
             if peer.manifest is not None and now - peer.pulled >= _OFFER_S:
                 self.release(peer)
@@ -214,8 +215,8 @@ class Snapshots(RaftPart):
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
-            # First record in the journal, on disk, that a snapshot is being installed: a crash may leave the new files
-            # with the old journal.
+            # Note in the journal first, on disk, that a snapshot is being installed: after a crash, new files may stand
+            # beside the old journal.
             pull.finishing = True
             self._journal.note_install(pull.manifest.index, pull.manifest.term)
             ready.durable(self._finish, pull)
@@ -293,8 +294,8 @@ class Snapshots(RaftPart):
         ready.sync = True
 
     def _switch(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """Continue after the state machine has taken the snapshot: the journal begins anew after the snapshot's last
-        entry, unless the journal contains this entry."""
+        """Continue after the state machine has switched to the snapshot. Unless the journal has the snapshot's last
+        entry, the journal begins anew after it."""
         journal, manifest = self._journal, pull.manifest
         here = journal.base_index <= manifest.index <= journal.last_index
         same = here and journal.term_at(manifest.index) == manifest.term

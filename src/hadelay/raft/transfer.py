@@ -1,4 +1,4 @@
-"""Transfer of leadership: proposals wait, the target gets the rest of the log, and is asked to campaign."""
+"""Transfer of leadership: proposals wait, the target gets the rest of the log, and is then asked to campaign."""
 
 import logging
 from functools import partial
@@ -12,7 +12,7 @@ from hadelay.raft.replication import Replication
 
 log = logging.getLogger(__name__)
 
-#: Reason of a handover by this node itself (Notice.HAND_OVER) → the reason in words.
+#: Reason for which this node hands leadership over by itself (Notice.HAND_OVER) → the reason in words.
 _WORDS = {"slow_sync": "a sync of its disk took too long", "removed": "it was removed from the cluster"}
 
 

@@ -1,5 +1,5 @@
-"""Topics and schedules that need attention. The leader looks at all of them again and again, some at a time, and keeps
-what it found last; server/service/attention.py adds the members and makes the report."""
+"""Topics and schedules that need attention. The leader examines all of them again and again, some at a time, and keeps
+the problems found last; server/service/attention.py adds the members and makes the report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ _NOT_LEADING = NoLeader("this node does not lead (any more)", retry_after_ms=50)
 
 
 class Finding(Struct, array_like=True):
-    """A row of the report (api.attention.Row), as the leader sends it to the node that was asked."""
+    """A report row (api.attention.Row) in the form in which the leader sends it to the node that was asked for the
+    report."""
 
     kind: Kind
     severity: str

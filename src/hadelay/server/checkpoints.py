@@ -28,8 +28,8 @@ _ENTRY_BYTES = 8 << 10
 #: Number of applied bytes after which the free disk space is checked again: under full load, a check per second is too
 #: rare.
 _SPACE_BYTES = 4 << 20
-#: Largest fraction by which the checkpoint thresholds of nodes differ: if all nodes made checkpoints at the same time,
-#: every commit would be slow.
+#: Limit of the difference of the nodes' checkpoint thresholds, as a fraction: if all nodes made checkpoints at the same
+#: time, every commit would be slow.
 _APART = 0.3
 #: Bucket bounds of the histogram hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -69,7 +69,7 @@ class Replica:
         return ledger
 
     def switch(self, storage: Storage, ledger: Ledger) -> None:
-        """Continue with the storage of an installed snapshot, and with the ledger that was decoded from it."""
+        """Replace the state by an installed snapshot: its storage, and the ledger that was decoded from it."""
         ledger.store, ledger.tables, ledger.names = storage.hours, storage.tables, storage.names
         ledger.store.set_clock(ledger.now_hour)
         self.storage, self.ledger = storage, ledger
@@ -132,8 +132,8 @@ class Checkpoints:
             self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
-        """Start a checkpoint. then: called when the checkpoint is durable; called at once if nothing changed, or if a
-        checkpoint is under way already."""
+        """Start a checkpoint. then: called once the checkpoint is durable; but at once if nothing has changed since the
+        last one, or if a checkpoint is under way."""
         raft, storage = self._raft, self._replica.storage
         if raft.stopped or storage.checkpointing or not self.bytes_since:
             then()

@@ -103,8 +103,8 @@ class ClusterClock:
         return {node: offset + mono * 1000.0 - now for node, offset in self._offsets(mono).items()}
 
     def observe_leader(self, node: str, now_ms: int, mono: float) -> None:
-        """Take now_ms from a heartbeat of the leader `node`. The delay of the heartbeat is not known, so now_ms moves
-        this clock only forward, and does not set a clock that is not ready."""
+        """Take now_ms, the leader's cluster time, from a heartbeat of the leader `node`. The heartbeat's delay is
+        unknown, so now_ms can only move this clock forward, and does not set a clock that is not ready."""
         if self.leading or not self.ready or not 0 <= now_ms < _LARGEST_MS:
             return
         self._leader = node

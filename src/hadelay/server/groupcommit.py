@@ -41,7 +41,7 @@ _OVERTAKEN_S = 0.05
 _TOO_LATE = "the request waited too long for its turn on this node: nothing happened"
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: Limit of commands in one entry (the count is a u16).
+#: Limit of commands in one entry, whose number is encoded as a u16.
 _MAX_COMMANDS = 16_384
 
 
@@ -65,7 +65,7 @@ class Pending:
 
 
 class GroupCommit:
-    """Queues commands and publishes, and sends batches. Call `flush_soon` when the outlet may be ready."""
+    """Queues commands and publishes, and sends them in batches. Call `flush_soon` when the outlet may be ready."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class GroupCommit:
         return len(self._commands)
 
     def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done, by: str = "") -> None:
-        """Queue drafts (messages to publish) for one entry. Only Publishing calls this, after its checks."""
+        """Queue drafts (messages to publish) that go into one entry. Only Publishing calls this, after its checks."""
         self.queued_bytes += size
         self._publishes.append(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key, by=by))
         self._schedule()
@@ -152,8 +152,8 @@ class GroupCommit:
     def _flush(self) -> None:
         self._scheduled = False
         self.reject_stale()
-        # `_resting` is True for a moment after a refused batch: an outlet that refuses at once would otherwise be
-        # called in an endless loop.
+        # `_resting` is True for a moment after a refused batch: without this pause, an outlet that refuses at once
+        # would be called in an endless loop.
         while not (self.paused or self._resting) and (self._publishes or self._commands):
             way = self.outlet.way()
             full = self._publishing >= _MAX_INFLIGHT_PUBLISHES

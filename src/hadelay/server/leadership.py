@@ -54,7 +54,7 @@ class Leadership:
         self._led = led
         self._elected = 0
         self._transferring = False
-        #: Called at each sign of life of a leader, and when this node begins to lead.
+        #: Called at each sign of life of a leader, such as a heartbeat, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
         #: Parts that work only while this node leads: `on_leader` calls them in this order, `on_follower` in reverse
         #: order.
@@ -68,7 +68,7 @@ class Leadership:
 
     @property
     def leading(self) -> int:
-        """The term that this node leads and may propose in; 0 when it does not lead."""
+        """The term that this node leads and in which it may propose; 0 when it does not lead."""
         return self._led.number
 
     @property
@@ -175,7 +175,8 @@ class Leadership:
 
     @property
     def drained(self) -> bool:
-        """Whether this node refuses publishes and polls; a draining node that still leads accepts them."""
+        """Whether this node refuses publishes and polls, because it is drained. A draining node that still leads
+        accepts them."""
         return self._raft.elections.draining and not self.leading
 
     def drain(self, drained: bool, done: Finished) -> None:
@@ -217,7 +218,7 @@ class Leadership:
             done(None)
 
     def ask_leader(self, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
-        """Call a link operation on the leader; on this node if this node leads or knows no leader."""
+        """Call a link operation on the leader; or on this node, if this node leads or knows no leader."""
         leader, name = self._raft.leader, self._raft.name
         if self.leading or leader is None or leader == name:
             self._link.handlers[op](name, payload, done)
@@ -242,7 +243,8 @@ class Leadership:
             reply(found, None)
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
-        """Reply with the consumers of a topic; for None, of all topics, each with its topics."""
+        """Answer the link operation "consumers": the consumers of a topic; for None, those of all topics, each with its
+        topics."""
         mine = self._raft.name
         rows: list[tuple[Any, ...]] = []
         rows += self._delivery.all_consumers() if topic is None else self._delivery.consumers(str(topic))

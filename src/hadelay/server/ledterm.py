@@ -1,4 +1,4 @@
-"""The term that a node leads, for its parts that propose commands."""
+"""The term that a node leads, shared by those parts of the node that propose commands."""
 
 from dataclasses import dataclass
 

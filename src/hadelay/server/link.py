@@ -61,7 +61,7 @@ class Link:
             self._finish(number, None, OutcomeUnknown(f"the link to node {peer} broke before it answered"))
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        """Handle a message. Raises nothing: a malformed message gets a refusal, or no answer."""
+        """Handle a message from a peer. It never raises: a malformed message gets a refusal, or no answer."""
         try:
             message = msgpack.unpackb(payload, ext_hook=_unpack_ext, strict_map_key=False)
             if kind == CALL:
@@ -117,9 +117,9 @@ _RESULTS = {
 }
 _NAMES = {kind: name for name, kind in _RESULTS.items()}
 _ARRAY, _RESULT = 1, 2
-#: Limit of the nesting of results in results: the C stack would overflow before Python's recursion limit.
+#: Limit of the depth of results within results: deeper ones would overflow the C stack before Python's recursion limit.
 _DEEPEST = 8
-#: Allowed dtypes of arrays in results, by text: numpy would parse some other texts as Python code.
+#: Data types of arrays that are allowed in results, as texts: numpy would evaluate some other texts as Python code.
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i4", "<i8"))}
 
 

@@ -1,4 +1,5 @@
-"""Record for people, in this node's memory only: the last terms with their leaders, and the last backups (ADR 207).
+"""The last terms with their leaders, and the last backups, as a record for people. It is only in this node's memory
+(ADR 207).
 
 The node that knows tells the others: a new leader why it asked for votes, a former leader why it left, a node how a
 backup of its files ended. Notes may be lost, so a node may not know; no promise rests on this.
@@ -19,7 +20,7 @@ from hadelay.server.link import Link, Reply
 
 #: Limits of the number of remembered terms, and of remembered backups; the newest are kept.
 TERMS, BACKUPS = 20, 5
-#: Limit of a text in a note, in characters; and of a time in Unix ms (year 9999).
+#: Limit of the length of a text in a note, in characters; and limit of a time, in Unix ms (year 9999).
 _Text = Annotated[str, Meta(max_length=300)]
 _Ms = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 _Number = Annotated[int, Meta(ge=0)]
@@ -77,7 +78,7 @@ class Logbook:
             self._tell(raft.peers)
 
     def took_over(self, taken: TakeOver) -> None:
-        """Note how this node resumed as the leader."""
+        """Note how this node resumed hand-outs as the leader."""
         if (row := self._terms.get(self._leads)) is not None:
             row.took_over = taken
             self._tell(self._raft.peers)
@@ -100,7 +101,7 @@ class Logbook:
         return [(row, left[n] or row.why) for n, row in enumerate(rows)]
 
     def backups(self) -> list[BackupSeen]:
-        """Backups that this node served or learned of, the newest first."""
+        """Backups that this node served, or that other nodes reported to it, the newest first."""
         return sorted(self._backups.values(), key=lambda row: (-row.at_ms, row.node, row.snapshot))
 
     def backup_began(self, snapshot: str, at_ms: int, size: int) -> BackupSeen:
@@ -150,7 +151,7 @@ class Logbook:
 
     def _add_term(self, row: TermSeen) -> None:
         known = self._terms.get(row.term)
-        if known is not None:  # keep what the leader itself has noted about its term
+        if known is not None:  # keep what the leader itself noted about its term
             left, taken = known.left or row.left, known.took_over or row.took_over
             row = known if known.why else row
             row.left, row.took_over = left, taken

@@ -1,4 +1,4 @@
-"""Changes of the members while the cluster runs, and what the leader refuses (ADR 150).
+"""Changes of the cluster's members while it runs, and reasons for which the leader refuses them (ADR 150).
 
 A node is added as a learner, which gets all entries but does not vote; the leader makes the learner a voter once it has
 caught up (raft.membership). So adding a node never costs the quorum, and a removal is refused if it would.
@@ -25,7 +25,8 @@ _FRESH_S = 3.0
 
 
 class MemberChanges:
-    """Changes of members, one object per node. Serves the link operation "members": [add or remove, name, address]."""
+    """Changes the cluster's members; one object per node. Serves the link operation "members": [add or remove, name,
+    address]."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._raft, self._peers = node, node.raft, node.peers
@@ -72,7 +73,8 @@ class MemberChanges:
         if not self._node.leading:
             return NoLeader("this node does not lead", retry_after_ms=50)
         if op == "remove" and self._was_removed(name):
-            return None  # the answer to an earlier request may have been lost
+            # no refusal: the node is removed already, and the answer to an earlier request may have been lost
+            return None
         try:
             members = self._added(name, address) if op == "add" else self._removed(name)
         except HadelayError as refused:
@@ -88,7 +90,7 @@ class MemberChanges:
             self._raft.membership.propose(members, lambda result, error: done(None, error))
 
     def _leaves(self, op: str, name: str) -> bool:
-        """Whether this change removes this leader itself."""
+        """Whether the change removes this leader itself."""
         return op == "remove" and name == self._raft.name
 
     def _fresh(self, away: list[str]) -> Overloaded | None:

@@ -44,7 +44,7 @@ OUTCOMES = {
 }  # fmt: skip
 #: Time in seconds after which a scrape lets other tasks of the event loop run.
 _SLICE_S = 0.0005
-#: Number of topics that a scrape reads before it checks again how long it has run.
+#: Number of topics that a scrape reads before it looks at its running time again.
 _FEW = 32
 
 
@@ -427,7 +427,8 @@ class NodeMetrics:
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
-                    # Topics with the most published messages get series; among equals, the oldest topic.
+                    # The topics with the most published messages get series of their own; of topics with equal numbers,
+                    # the older one.
                     heapq.heappush(best, (topic.published, -topic.number))
                     if len(best) > room:
                         heapq.heappop(best)

@@ -53,7 +53,8 @@ _TIME = struct.Struct("<qQ")
 
 
 class Node:
-    """One member of a Raft group. recover.open_node constructs it from disk; then `start`, later `stop`."""
+    """One member of a Raft group. recover.open_node constructs it from disk; after that, call `start`, and later
+    `stop`."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class Node:
 
     @property
     def leading(self) -> int:
-        """The term that this node leads and may propose in; 0 when it does not lead."""
+        """The term that this node leads and in which it may propose; 0 when it does not lead."""
         return self.leadership.leading
 
     def now_ms(self) -> int:

@@ -16,11 +16,11 @@ from hadelay.server.peers import Peers
 class Way(NamedTuple):
     """Where a batch that is sent now has to go."""
 
-    #: The term that this node leads, else 0.
+    #: The term that this node leads; 0 when it does not lead.
     term: int
-    #: The leader as far as this node knows; None when it knows none.
+    #: The leader as far as this node knows; None when it knows no leader.
     to: str | None
-    #: Whether this node leads or is connected to the leader.
+    #: Whether this node leads, or has a link to the leader.
     ready: bool
 
 

@@ -1,5 +1,5 @@
-"""The patrol: reads all files at rest, slowly, compares them with their checksums, and has damaged bytes repaired from
-other nodes, before they are needed or the other copies are damaged, too.
+"""The patrol reads all files at rest slowly, and compares them with their checksums. Damaged bytes are repaired from
+other nodes, before they are needed, and before the other copies are damaged, too.
 
 It checks the hour files, the file of names, the identity, and the values of the tables, in rounds. Entries and records
 of hour files are repaired as those that a read finds damaged (server/reading.py); the identity is written again. Other
@@ -142,7 +142,7 @@ class Patrol:
         for hour in hours[first:] + hours[:first]:
             for suffix in _SUFFIXES:
                 if self._replica.storage is not storage:
-                    return  # a snapshot has replaced the files
+                    return  # end the round: a snapshot has replaced the files
                 paths.add(storage.hours.path(hour) + suffix)
                 yield from self._check_hour(storage.hours, hour, suffix)
         yield from self._check_names(storage)
@@ -151,7 +151,7 @@ class Patrol:
         if self._replica.storage is not storage:
             return
         own = {f"{storage.directory}/{name}" for name in ("names", "identity", "state.mdb")}
-        self.damaged &= paths | own  # forget files that are deleted
+        self.damaged &= paths | own  # forget damage in files that were deleted
         self.finished, self.rounds = self._runtime.monotonic(), self.rounds + 1
         self.finished_ms = self._replica.ledger.now_ms
         log.info(

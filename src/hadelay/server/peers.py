@@ -1,4 +1,5 @@
-"""Notes that nodes send each other once a second: wall clock, cluster time, address, version, progress, free space.
+"""Notes that nodes send each other once a second: wall clock, cluster time, HTTP address, version, applied index, free
+space.
 
 Notes may be lost, late or old, and no promise rests on one. Cluster time takes the median of the wall clocks;
 `GET /v1/cluster` shows the rest; the leader refuses publishes (507) while any live node lacks space.
@@ -84,7 +85,7 @@ class Peers:
         #: Called after each note of a peer, because the note may have made the cluster clock ready.
         self.changed: Callable[[], None] = lambda: None
         self.peers = {name: PeerStatus(name) for name in names}
-        #: Names of the nodes whose wall clocks count: the voters.
+        #: Names of the nodes whose wall clocks count for cluster time: the voters.
         self.voters = frozenset(names)
         #: Names of live nodes (this node included) whose disk has too little free space, according to their last notes.
         self.full: list[str] = []
@@ -184,7 +185,8 @@ class Peers:
         self.changed()
 
     def _log_alarms(self) -> None:
-        """Log alarms when they change, but not each second while a clock is near its bound."""
+        """Log clock alarms when they change; but limit the log lines, because a clock near its bound changes them each
+        second."""
         alarms, mono = sorted(self.clock.alarms), self.runtime.monotonic()
         if alarms == self._alarms or mono < self._alarms_logged + _ALARMS_S:
             return

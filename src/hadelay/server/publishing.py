@@ -199,8 +199,8 @@ class Publishing:
         return costs
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
-        """Propose any command other than a publish, on any node. term: see GroupCommit.propose. In interval mode
-        hand-outs are proposed first, because apply checks leases against them."""
+        """Propose any command except a publish; possible on every node. term: see GroupCommit.propose. In interval
+        mode, the grants of hand-outs are proposed first, because apply checks leases against them."""
         self._delivery.before_settlement()
         self._group_commit.propose(command, self._delivery.in_order(command, done), term)
 

@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 #: Time in seconds by which records are read ahead of their due second: early enough for a slow disk, and late enough
 #: that a small page cache still has the records when they are handed out.
 AHEAD_S = 2.0
-#: Limit of the gap between two records that are read ahead as one span, in bytes.
+#: Limit of the gap between two records, in bytes, up to which they are read ahead as one span.
 _GAP = 32 << 10
 #: Size in bytes at which a joint read of adjacent records from memory is complete, so that it takes no further record.
 _SPAN = 64 << 10
-#: Number of records not found in memory after which a thread reads all remaining records from the disk.
+#: Number of records missing in memory after which a thread reads all remaining records from the disk.
 _MISSES = 32
 #: Names of the threads that read for hand-outs and for lists. There are two, because leases run while records are read
 #: for a hand-out: these reads must not wait behind pages of lists.
@@ -88,8 +88,8 @@ class VerifiedReader:
         return records
 
     def record(self, extent: Extent, done: Callable[[bytes | None], None]) -> bytes | None:
-        """The record, if it is in memory and sound. Otherwise returns None and later calls done(record), or done(None)
-        if no live node has a good copy."""
+        """Return the record if it is in memory and intact. Otherwise return None, and later call done(record), or
+        done(None) if no live node has a good copy."""
         found = self._cached([extent])
 
         def verify() -> bytes | None:
@@ -145,7 +145,8 @@ class VerifiedReader:
         return await future
 
     async def read_off_loop(self, extents: list[Extent], lane: str = HAND_OUTS) -> list[bytes | None]:
-        """The records, not verified, read without blocking the loop. None for records that cannot be read."""
+        """Read records without blocking the loop and without verifying them. None stands for a record that cannot be
+        read."""
         found = self._cached(extents)
         if None in found:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -245,7 +246,7 @@ class VerifiedReader:
         return data
 
     def repair(self, damage: DamagedFile, done: Callable[[bytes | None], None]) -> None:
-        """Repair damaged bytes; then done(bytes), or done(None) if no live node has a good copy."""
+        """Repair damaged bytes, then call done(bytes), or done(None) if no live node has a good copy."""
         path = PurePath(damage.path)
         self._repairer.repair(hour_from_name(path.stem), path.suffix, damage.offset, damage.size, done)
 
@@ -274,7 +275,7 @@ def split_record(record: bytes) -> tuple[bytes, bytes]:
 
 
 def published_ms(record: bytes) -> int:
-    """Time of the publish of a verified record, in Unix ms."""
+    """Time at which the message of a verified record was published, in Unix ms."""
     return int.from_bytes(record[_PUBLISHED_AT : _PUBLISHED_AT + 8], "little")
 
 
@@ -289,8 +290,8 @@ class Repairer:
         link.handlers["bytes"] = self._serve
 
     def repair(self, hour: int, suffix: str, offset: int, size: int, done: Callable[[bytes | None], None]) -> None:
-        """Fetch undamaged bytes of a file from a live peer and write them here; then done(bytes), or done(None) if no
-        live peer has a good copy."""
+        """Fetch undamaged bytes of a file from a live peer, and write them here; then call done(bytes), or done(None)
+        if no live peer has a good copy."""
         peers = [name for name in self._peers.peers if name != self._name and self._peers.live(name)]
         self._ask(peers, (hour, suffix, offset, size), done)
 
@@ -353,7 +354,7 @@ class Repairer:
 
 class ReadAhead:
     def __init__(self, disk: Disk, runtime: Runtime, path: Callable[[int], str]) -> None:
-        """path: gives the path of an hour's files, without suffix."""
+        """path: function that returns the path of an hour's files, without suffix."""
         self._disk, self._runtime, self._path = disk, runtime, path
 
     def index(self, hour: int) -> None:
@@ -390,7 +391,7 @@ class ReadAhead:
 
 
 def spans(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Byte ranges (start, end) to read, ascending; ranges with a small gap between them are joined."""
+    """Byte ranges (start, end) to read, ascending. Ranges with only a small gap between them are joined."""
     order = starts.argsort()
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP))

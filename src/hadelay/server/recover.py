@@ -112,7 +112,7 @@ class Directories:
             log.info("modes_corrected", node=self.config.node.name, files=corrected)
 
     def lock(self) -> ExitStack:
-        """Lock both directories, by files beside them, because the directories may be renamed."""
+        """Lock both directories. The locks are files beside the directories, because the directories may be renamed."""
         with ExitStack() as locks:
             for directory in sorted({self.data, self.journal}):
                 locks.enter_context(closing(lock_directory(self.disk, directory, f"{directory}.lock")))
@@ -161,7 +161,7 @@ class Directories:
         return not (promised or self._put_aside_before()) and (journal.last_index, journal.term) == FIRST
 
     def _put_aside_before(self) -> list[str]:
-        """Directories beside this node's own that were put aside after the loss of a disk."""
+        """Directories that were put aside after the loss of a disk, and lie beside this node's own directories."""
         siblings = (path.rpartition("/") for path in sorted({self.data, self.journal}))
         return [
             f"{parent}/{name}"

@@ -1,5 +1,5 @@
-"""Turns refusals of publishes and commands by apply into errors for users; remembers which topics exceeded their
-publish rate."""
+"""Turns apply's refusals of publishes and commands into errors for users; remembers which topics exceeded their publish
+rate."""
 
 import math
 from collections import Counter
@@ -123,13 +123,14 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
 
 
 class Refusals:
-    """Counts refused rows of publishes, and remembers which topics exceeded their publish rate."""
+    """Counts rows (messages) of publishes that apply refused, and remembers which topics exceeded their publish
+    rate."""
 
     def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
         """retry_after_ms: returns the time in ms until a topic's publish rate admits the next message; 0: now, or not
         known."""
         self._monotonic, self._retry_after_ms = monotonic, retry_after_ms
-        #: Counts of refused rows of publishes, by the name of the limit that refused them.
+        #: Number of refused rows of publishes, by the name of the limit for which they were refused.
         self.counts: Counter[str] = Counter()
         self._throttled_until: dict[str, float] = {}
 
@@ -165,7 +166,7 @@ class Refusals:
 
 
 def refusal(result: Refused) -> HadelayError:
-    """Return the error for a command that was refused as a whole."""
+    """Return the error for a command that apply refused as a whole."""
     kind = _REFUSALS.get(result.code)
     return HadelayError(f"refused ({result.code}): {result.detail}") if kind is None else kind(result.detail)
 

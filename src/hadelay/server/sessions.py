@@ -30,7 +30,7 @@ class SharedSessions:
         self._link, self._peers = link, peers
         #: Keys of all nodes, sorted. The first one signs new sessions; sessions signed with any of them are accepted.
         self.keys: list[bytes] = []
-        #: Names of sessions that were closed before their end.
+        #: Names of sessions that users closed before their end.
         self.closed: dict[str, None] = {}
         link.handlers["sessions"] = self._hear
 

@@ -124,7 +124,7 @@ class BulkRunner:
         #: Number of bulk jobs that were ever begun, as noted when no job was running. A higher number in the ledger
         #: shows a new job. -1 while jobs run.
         self._seen = -1
-        #: True while a step or a read is under way.
+        #: True while a proposed step is undecided, or records are being read.
         self._busy = False
         self._before_ms = 0.0
         self._alarm = term.alarm(self._look)
@@ -142,7 +142,7 @@ class BulkRunner:
         self._alarm.at(self._term.runtime.monotonic() + seconds)
 
     def _look(self) -> None:
-        """Do one slice of work for the next job."""
+        """Do one slice of work for the job whose turn it is."""
         if self._busy:
             return
         jobs = [job for job in self._ledger.jobs.values() if not job.ended_ms and not queued(self._ledger, job)]
@@ -235,8 +235,8 @@ class BulkRunner:
                 slow = self._commit_ms() > max(2 * self._before_ms, _SLOW_MS)
                 self._rest(_SLOW_S if slow else _PAUSE_S)
             else:
-                # Search again from the job's cursor in the ledger: the step may have been applied after all, or the job
-                # was stopped.
+                # The step failed. Search again from the job's cursor in the ledger: the step may have been applied
+                # after all, or the job was stopped.
                 self._works.pop(work.job.number, None)
                 self._rest(_PAUSE_S if error is None else _RETRY_S)
 

@@ -34,8 +34,8 @@ class CursorKeeper:
 
     @property
     def changed(self) -> bool:
-        """Whether the cursor of the last turn of the delivery loop is ahead of the cursor committed last, and passes no
-        hand-out that is not recorded, so that it may be replicated."""
+        """Whether the cursor of the last turn of the delivery loop may be replicated: it is ahead of the cursor
+        committed last, and passes no hand-out whose grant is not committed."""
         if self._seen <= self._sent:
             return False
         bound = self._unrecorded()

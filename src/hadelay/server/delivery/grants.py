@@ -71,7 +71,7 @@ class Grants:
         self.offers: dict[int, Offer] = {}
         #: Interval mode: hand-outs whose grants are not committed yet, by the number of the grant, the oldest first.
         self.unrecorded: dict[int, Unrecorded] = {}
-        #: Polls that have messages, but wait until the leases of these messages are renewed.
+        #: Polls for which messages are granted, but whose answers wait until the leases of these messages are renewed.
         self._renewing: set[Poll] = set()
         #: Whether a planned transfer of leadership has stopped hand-outs; and the callback for the moment when the
         #: dispatch state is committed.
@@ -119,8 +119,8 @@ class Grants:
             return True
         for offer in map(self.offers.__getitem__, self.unrecorded):
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
-                # The messages of the earlier poll are handed out already, and their grant is on its way into the log:
-                # the result of that grant decides the answer to `poll`.
+                # The messages of the earlier poll are handed out already, and their grant is about to be committed: the
+                # result of that grant decides the answer to `poll`.
                 if not self._names_others(poll, set(offer.poll.topics)):
                     self._succeed(offer.poll, poll)
                     assert self.term.record is not None, "only interval mode has hand-outs that are not recorded"
@@ -389,7 +389,7 @@ class _Item:
     """A deferred delivery; or, if `poll` is None, a callback that waits for earlier deliveries."""
 
     poll: Poll | None
-    #: Called with the cluster time once the item is due.
+    #: Function to call with the cluster time once the item is due.
     go: Callable[[int], None]
 
 

@@ -1,5 +1,5 @@
-"""The leader's walk over message groups with blocked messages: finds, per topic, who waits longest behind the first
-messages of a group, and groups that violate Rule G (ADR 259)."""
+"""The leader's walk over message groups with blocked messages. It finds, per topic, the message that waits longest
+behind the first messages of its group, and groups that violate Rule G (ADR 259)."""
 
 import logging
 
@@ -46,7 +46,7 @@ class GroupWalk:
         return 0 if wait is None else wait.since_ms
 
     def longest(self, number: int = ALL) -> Wait | None:
-        """The group of the topic in which a due message waits longest; None if no message is known to wait."""
+        """The group of the topic in which a due message waits longest; None if the walks found none."""
         keys = (walk[number] for walk in (self._found, self._before) if number in walk)
         waits = [wait for key in keys if (wait := wait_of(self._ledger, key)) is not None]
         due = (wait for wait in waits if 0 < wait.since_ms <= self._term.now())

@@ -105,7 +105,7 @@ class LatenessCounts:
         return {number: Late(*row) for number, row in zip(parts, zip(*columns, strict=True), strict=True)}
 
     def max_ms(self, now_ms: int) -> int:
-        """Largest lateness of the last minutes in ms; 0 if nothing was handed out."""
+        """Largest lateness of the last minutes, in ms; 0 if nothing was handed out in that time."""
         self._minute(now_ms)
         return max((one.max_ms for minute in self._minutes.values() for one in minute.values()), default=0)
 

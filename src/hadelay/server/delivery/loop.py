@@ -79,7 +79,8 @@ class DeliveryLoop:
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self._read_ahead = has_leader_lease, read_ahead
-        #: Called by apply when a topic was created, changed or deleted, or got dead letters.
+        #: Callback for changes of a topic: apply calls it when a topic was created, changed or deleted, or got dead
+        #: letters.
         self.watch: Callable[[TopicState], None] = lambda topic: None
         self._reader, self.has_space, self.on_take_over = reader, has_space, on_take_over
         self.handed_out = 0
@@ -98,7 +99,7 @@ class DeliveryLoop:
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
-        #: State of the present term; None while this node does not lead.
+        #: State of the present term as the leader; None while this node does not lead.
         self._grants: Grants | None = None
         self._turning = self._reported = False
 
@@ -277,8 +278,8 @@ class DeliveryLoop:
             self._due.at(deadline)
 
     def _hand_out(self, grants: Grants, now_ms: int) -> int:
-        """Hand out ready messages. Returns the cluster time at which the first topic that waits for tokens of its rate
-        limit gets some, NEVER_MS if no topic waits."""
+        """Hand out ready messages. Returns the cluster time at which a topic that waits for tokens of its rate limit
+        gets the next ones; NEVER_MS if no topic waits."""
         mono = self.runtime.monotonic()
         ready_at = self._handout.ready_at(mono)
         if ready_at > mono:
@@ -431,7 +432,7 @@ class DeliveryLoop:
         return {number: (count, oldest[number]) for number, count in counts.items()}
 
     def active_topics(self) -> list[int]:
-        """Numbers of the topics that may have ready messages, or messages that were handed out lately."""
+        """Numbers of the topics that may have ready messages, or had hand-outs in the last minutes."""
         ready = self._grants.core.windows.ready_counts if self._grants is not None else ()
         return list({**dict.fromkeys(ready), **dict.fromkeys(self.lateness.topics(self._now()))})
 

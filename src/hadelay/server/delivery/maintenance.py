@@ -22,7 +22,7 @@ from hadelay.storage.manifests import Catalogue, SourceFiles, load_catalogue, op
 log = logging.getLogger(__name__)
 
 Key = tuple[int, int]
-#: Limit of grants in one EXPIRE command, and of earlier leaders' grants that are taken over at a time.
+#: Limit of grants in one EXPIRE command, and of grants of earlier leaders that are added at a time.
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
@@ -78,7 +78,7 @@ class LeaseExpiry:
         self._arm()
 
     def _take_over(self, keys: Iterator[Key]) -> None:
-        """Add the grants of earlier leaders, some hundred at a time."""
+        """Add the grants that earlier leaders made, some hundred at a time."""
         if self._term.over:
             return
         for _ in range(_GRANTS):

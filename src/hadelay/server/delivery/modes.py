@@ -1,4 +1,4 @@
-"""The two modes of handing out: how offers of the dispatcher become leases and answers.
+"""The two modes of handing out (commit and interval): how offers of the dispatcher become leases and answers.
 
 Commit mode (default): a grant is proposed, decided by apply, and only then answered. A grant is proposed before its
 messages are due, earlier by the recent duration of grants. So it is committed when they fall due, and their lateness

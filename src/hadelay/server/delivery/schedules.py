@@ -40,7 +40,8 @@ _OCCURRENCES, _BYTES, _MADE_BYTES, _WORK_S = 250, 64 << 10, MAX_MOVED_BYTES, 0.0
 #: Size in bytes of an occurrence in a command; and limit, in bytes, of the size of a firing without its name and
 #: occurrences.
 _TIME_BYTES, _FIRING_BYTES = 19, 64
-#: Number of rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
+#: Number of rows of the agenda (schedules by next occurrence) that are read at a time: in order to fire schedules; and
+#: in order to count them.
 _PAGE, _COUNTED = 50, 1_000
 #: Pauses in seconds: after a proposal that failed or was refused; and while the disk is full.
 _RETRY_S, _FULL_S = 0.1, 1.0
@@ -70,7 +71,8 @@ class ScheduleRunner:
         self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
-        #: Monotonic time up to which the messages made so far use up the pace.
+        #: Monotonic time up to which the messages made so far have used the pace up: more messages may be made after
+        #: it.
         self._paced_until = 0.0
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
@@ -110,7 +112,7 @@ class ScheduleRunner:
         return self._close <= self._left
 
     def delay_ms(self) -> int:
-        """Time, in ms, by which the schedule that is overdue the longest is late; 0 if none is late."""
+        """Delay, in ms, of the schedule that is overdue the longest; 0 if none is overdue."""
         first = min(self._ahead, self._close) if self._leaves else self._ahead
         rows = schedules.agenda(self._ledger, first, self._term.now(), 1)
         return max(self._term.now() - rows[0][1], 0) if rows and rows[0][1] else 0

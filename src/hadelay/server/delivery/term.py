@@ -26,7 +26,7 @@ class Alarm:
         self._handle: Handle | None = None
 
     def at(self, mono: float) -> None:
-        """Ring at this monotonic time, or earlier if the alarm is set to an earlier time."""
+        """Ring at this monotonic time, unless the alarm is set to an earlier time already."""
         if mono >= self._at:
             return
         self.cancel()
@@ -57,7 +57,8 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: Interval mode: function that proposes the grants of hand-outs that are not proposed yet. None in commit mode.
+        #: Function that proposes the grants of hand-outs that are not proposed yet, in interval mode; None in commit
+        #: mode.
         self.record: Callable[[], None] | None = None
         self._alarms: list[Alarm] = []
 

@@ -32,7 +32,7 @@ class TopicExpiry:
         #: Topic number → time in Unix ms until which a consumer polls the topic. Has only polls that no TOPIC_EXPIRY
         #: has reported to apply yet.
         self._polled: dict[int, int] = {}
-        #: Numbers of topics that this round has not looked at yet.
+        #: Numbers of the topics that the present round has not examined yet.
         self._left: list[int] = []
         self._alarm, self._asleep = term.alarm(self._look), True
 

@@ -1,4 +1,5 @@
-"""The report of what needs attention: topics and schedules as the leader found them, and the members of the cluster."""
+"""The report on what needs attention: topics and schedules as the leader examined them last, and members of the
+cluster."""
 
 import shlex
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Service for batches with one completion callback."""
+"""Service for batches: messages with one common completion callback."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ class BatchService(Service):
             return result.changed, await self.get(key, stale=False)
 
     async def get(self, key: str, *, stale: bool) -> Batch[str]:
-        """A batch, for 7 days after its end, too. Raises NotFound."""
+        """Describe a batch. A batch is known until 7 days after its end. Raises NotFound."""
         await self._confirm(stale)
         return _document(self._found(key))
 
@@ -53,7 +53,7 @@ class BatchService(Service):
         return Batches(shown, str(found[-1].number) if len(found) == limit else None)
 
     async def failures(self, key: str, start: int, limit: int, *, stale: bool) -> BatchFailures:
-        """A page of a batch's failures, from number `start` of them on. Raises NotFound."""
+        """A page of a batch's failed messages, from the one with number `start` on. Raises NotFound."""
         await self._confirm(stale)
         number = self._found(key).number
         found = members.failures_of(self._node.ledger, number, min(start, MAX_FAILURES), limit)

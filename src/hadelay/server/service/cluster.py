@@ -43,7 +43,7 @@ class Clusters(Service):
         return found - {""} | {node.config.advertise}
 
     async def find_leader(self) -> Leader:
-        """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
+        """The known leader. If none is known, wait for one up to http.no_leader_wait_ms, then raise NoLeader."""
         if (gone := drained(self._node)) is not None:
             raise gone  # do not wait for a leader on a drained node: its consumers have to poll another node
         return await self._find_leader()
@@ -170,7 +170,7 @@ class Clusters(Service):
 
 
 def members_of(node: Node) -> list[Member]:
-    """The members of the cluster, as this node sees them."""
+    """Describe the members of the cluster, as this node sees them."""
     leader, skews, members = node.raft.leader, node.clock.skews(node.runtime.monotonic()), []
     for name, address, votes, _ in node.raft.membership.members:
         peer, here = node.peers.peers.get(name) or PeerStatus(name), name == node.name
@@ -205,7 +205,7 @@ def drained(node: Node) -> Overloaded | None:
 
 
 def ready_checks(node: Node) -> list[CheckOut]:
-    """The conditions of /readyz, each with its state or with what is wrong."""
+    """The conditions of /readyz: each with its present state if it is met, else with the problem."""
     raft, clock = node.raft, node.clock
     lag = raft.commit_index - raft.applied_index
     skew = clock.skews(node.runtime.monotonic()).get(node.name)
@@ -248,7 +248,7 @@ _CLOCK_PROBLEMS = {
 
 
 def clock_problems(node: Node) -> list[str]:
-    """Describe the problems of the wall clocks in words; empty while a majority agrees."""
+    """Describe the problems of the wall clocks in words; "" while the clocks of a majority agree."""
     skews, found = node.clock.skews(node.runtime.monotonic()), list[str]()
     for alarm in sorted(node.clock.alarms):
         kind, _, name = alarm.partition(":")
@@ -258,7 +258,7 @@ def clock_problems(node: Node) -> list[str]:
 
 
 def _without_a_leader(node: Node) -> str:
-    """Why this node knows no leader, and what to do if its directories are empty."""
+    """Reason in words why this node knows no leader; if its directories are empty, also what to do."""
     raft, peers = node.raft, node.raft.peers.values()
     away = sorted(peer.name for peer in peers if not peer.up)
     blank = sorted(peer.name for peer in peers if peer.up and not peer.admitted)

@@ -20,7 +20,7 @@ from hadelay.server.service.part import Service
 
 #: Limit of consumers in an answer, and limit of topics that are listed per consumer.
 _MOST, _MOST_TOPICS = 1_000, 50
-#: Age limit, in ms, of the failed attempts that are searched for.
+#: Age in ms up to which failed attempts are searched for.
 _FAILURES_MS = 600_000
 _FAILURES = (Event.NACKED, Event.LEASE_EXPIRED)
 
@@ -43,7 +43,7 @@ class _Found:
 
 class ConsumerService(Service):
     async def list_consumers(self, *, may: Callable[[str], bool], stale: bool) -> Consumers[str]:
-        """Consumers of the topics that `may` allows, those with most leases first."""
+        """Consumers of the topics that `may` allows; those with most leases come first."""
         await self._confirm(stale)
         found: dict[str, _Found] = {}
         complete = await self._asked(found, may, stale=stale)

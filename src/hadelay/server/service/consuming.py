@@ -48,7 +48,8 @@ def _unreceivable(ledger: Ledger, ask: ReceiveRequest) -> Conflict | None:
 
 class ConsumingService(Service):
     async def receive(self, ask: ReceiveRequest) -> Handed:
-        """Wait up to ask.wait_ms for messages; no message in time is an empty answer. Raises NoLeader on a follower.
+        """Wait up to ask.wait_ms for messages; if none comes in time, the answer is empty. Raises NoLeader on a
+        follower.
 
         Cancelling withdraws the request; a grant that was proposed for it stands until its lease ends.
         """
@@ -95,7 +96,7 @@ class ConsumingService(Service):
             node.config.cluster.group, delivery.term, delivery.seq, delivery.positions, delivery.hours, delivery.indexes
         )
         bodies = await node.reader.records(delivery.hours, rows)
-        # Read cluster time again: time passed while the records were read from the disk.
+        # Read cluster time again: reading the records from the disk has taken some time.
         now, topics = max(delivery.now_ms, self._node.now_ms()), node.ledger.topics.all
         until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
         until, left_ms = format_instant(until_ms), max(0, until_ms - now)
@@ -188,11 +189,11 @@ class ConsumingService(Service):
         return commands.encode_ack(name, rows, encode_results(results) if results else b"", delays=delays)
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
-        """Names of the topics whose messages are leased by `leases`; invalid leases are ignored."""
+        """Names of the topics to which the leased messages belong; invalid leases are ignored."""
         return {topic for topic in await self.topic_of_each(leases) if topic}
 
     async def topic_of_each(self, leases: list[str]) -> list[str]:
-        """Name of the topic whose message each of `leases` leases; "" for an invalid lease."""
+        """For each lease, the name of the topic to which its message belongs; "" for an invalid lease."""
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
         ledger, found = self._node.ledger, [""] * len(leases)
         if any(ledger.store.count(hour) <= rows["index"][where].max() for hour, where in rows_by_value(rows["hour"])):

@@ -1,4 +1,5 @@
-"""Counts of messages by due time, from counts that storage keeps for each hour, without reading a message (ADR 86).
+"""Counts of messages by due time. They come from counts that storage keeps for each hour, so no message is read (ADR
+86).
 
 Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
 slices, each entry once per process, and subtracted. So a query costs only what is new since the last query. The seconds
@@ -144,7 +145,7 @@ class DueCounts:
             begin, end = ((ms - hour * HOUR_MS) / _MINUTE_MS for ms in (from_ms, to_ms))
             for counters, sign in ((store.written_minutes(hour), 1), (settled.topics, -1)):
                 some = counters[(counters["minute"] > begin - 1) & (counters["minute"] < end)]
-                # Topics created meanwhile are counted together in the last element, which is not shown.
+                # Topics that were created meanwhile are counted together in the last element, which is not returned.
                 numbers = np.minimum(some["topic"], len(totals) - 1)
                 totals += sign * np.bincount(numbers, some["count"], len(totals)).astype(np.int64)
             if self._enough(0):
@@ -200,8 +201,8 @@ class _Buckets:
 
     def __init__(self, from_ms: int, to_ms: int, step_ms: int) -> None:
         self.from_ms, self.step_s = from_ms, step_ms // 1000
-        # First second of the range, and second at which the range ends, both rounded up: a second that begins before
-        # the range is not counted.
+        # First second of the range, and second before which the range ends. Both are rounded up: a second that begins
+        # before the range is not counted.
         self.first_s, self.end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
         self.counts = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
 
@@ -231,7 +232,8 @@ class _Buckets:
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        # For an hour below `lowest` or above `highest`, `take` returns the first or last element, which is False.
+        # Hours that are not wanted map to False: those below `lowest` or above `highest` to the first or last element,
+        # which is False.
         chosen = wanted.take(at - (lowest - 1), mode="clip")
         if topic is not None:
             chosen &= topics == topic

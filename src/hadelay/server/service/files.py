@@ -57,14 +57,15 @@ class Files(Service):
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
-        """Number of committed bytes of a file of the hour. Raises NotFound."""
+        """Number of committed bytes in a file of the hour. Raises NotFound."""
         store = self._node.storage.hours
         if not store.count(hour):
             raise NotFound("the hour has no messages, or is past its retention")
         return store.length(hour, f".{file}")
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes of a file of the hour; the range has to be within hour_file_length."""
+        """Read exactly `length` bytes of a file of the hour. The range has to be within the length that
+        hour_file_length returned."""
         return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
     def patrol(self, *, now: bool = False) -> Patrol:
@@ -123,7 +124,7 @@ class Files(Service):
         )
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:
-        """Size of a file of the snapshot in bytes. Raises NotFound, also if the snapshot is closed."""
+        """Size in bytes of a file of an open snapshot. Raises NotFound, also if the snapshot is closed."""
         lengths = self._found(snapshot).lengths
         if file not in lengths:
             raise NotFound(f"this snapshot has no file {file[:64]!r}")

@@ -27,7 +27,7 @@ _Waits = dict[bytes, Wait]
 
 class GroupService(Service):
     async def list_groups(self, name: str | None, *, may: Callable[[str], bool], stale: bool) -> Groups[str]:
-        """Groups of a topic, or of all topics that `may` allows, with blocked messages. Raises NotFound."""
+        """List groups with blocked messages, of one topic or of all topics that `may` allows. Raises NotFound."""
         await self._confirm(stale)
         node, number = self._node, None if name is None else self._topic(name).number
         longest = await self._longest(stale=stale)

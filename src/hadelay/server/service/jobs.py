@@ -33,8 +33,8 @@ _COUNT_S, _READ = 1.0, 256
 
 class JobService(Service):
     async def begin(self, spec: JobSpec, request_id: str, by: Actor) -> Job[str]:
-        """Begin a bulk job. A repetition with the same request_id begins no second job. Raises BadRequest, NotFound,
-        Impossible, LimitReached."""
+        """Begin a bulk job. A request that repeats an earlier request_id begins no second job. Raises BadRequest,
+        NotFound, Impossible, LimitReached."""
         await self._confirm()
         topics, refused = list[str](), None
         try:
@@ -62,7 +62,7 @@ class JobService(Service):
         return bool(request_id) and any(job.request == _digest(request_id) for job in self._node.ledger.jobs.values())
 
     async def _matching(self, spec: JobSpec) -> list[tuple[str, int]]:
-        """(name, number) of the topics that match the specification. Raises NotFound, BadRequest."""
+        """Returns (name, number) of each topic that the job's filter matches. Raises NotFound, BadRequest."""
         known, found = self._node.ledger.topics.all, list[tuple[str, int]]()
         if "*" not in spec.topic:
             topic = self._topic(spec.topic)
@@ -78,8 +78,8 @@ class JobService(Service):
         return found
 
     async def get_job(self, number: int, *, stale: bool) -> Job[str]:
-        """Return a bulk job by its number. Raises NotFound for an unknown job, and for an ended job after many newer
-        jobs."""
+        """Return a bulk job by its number. Raises NotFound for an unknown job, also for an ended job after which many
+        others began."""
         await self._confirm(stale)
         job = self._node.ledger.jobs.get(number % JOBS)
         if job is None or self._shown(job.number) != number:

@@ -69,8 +69,9 @@ _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 class MessageService(Service):
     async def describe(self, target: Target, *, body: bool, stale: bool, wait_ms: int = 0) -> Message[str]:
-        """Describe one message. Raises NotFound for an id never issued, or past its retention. stale: use this node's
-        state without confirming that it is current. wait_ms: time to wait for the end of a message that is pending."""
+        """Describe one message. Raises NotFound for an id that was never issued, or whose message is past its
+        retention. stale: use this node's state without confirming that it is current. wait_ms: if the message is
+        pending, time to wait for its end."""
         await self._confirm(stale)
         node = self._node
         if wait_ms:
@@ -298,8 +299,8 @@ class MessageService(Service):
         )
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
-        """Redrive dead letters; returns the outcome per id: redriven, key_taken, not_found, or the state of a message
-        that is not dead: scheduled, ready, blocked, leased, acked, cancelled, expired."""
+        """Redrive dead letters. Returns the outcome per id: redriven, key_taken, not_found; or, for a message that is
+        not dead, its state: scheduled, ready, blocked, leased, acked, cancelled, expired."""
         outcomes: dict[int, str] = {}
         left = ids
         while left:
@@ -320,8 +321,8 @@ class MessageService(Service):
         return result.count
 
     async def purge(self, topic: str, states: list[str], by: Actor) -> None:
-        """Remove the topic's messages that were published, or died, before the call and are in one of `states`:
-        scheduled, ready, dead.
+        """Remove those messages of the topic that are in one of `states` (scheduled, ready, dead) and were published,
+        or died, before the call.
 
         Raises NotFound, LimitReached."""
         bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}

@@ -45,7 +45,7 @@ class TokenService(Service):
         return self._node.ledger.tokens
 
     def now_ms(self) -> int:
-        """Cluster time in Unix ms; while it is not known, the time of the last applied entry."""
+        """Cluster time in Unix ms; while this node does not know it, the time of the log entry applied last."""
         return self._node.now_ms() if self._node.clock.ready else self._node.ledger.now_ms
 
     async def list_tokens(self, *, stale: bool = False) -> list[Token]:
@@ -74,7 +74,8 @@ class TokenService(Service):
         return token
 
     async def revoke_token(self, token_id: str, by: Actor) -> None:
-        """Revoke a token; this node refuses it at once, others when they apply the change. Raises NotFound."""
+        """Revoke a token. This node refuses the token at once, other nodes when they apply the change. Raises
+        NotFound."""
         found = self.tokens.get(token_id)
         target = token_id if found is None else f"{token_id} {found.name}"
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
@@ -86,7 +87,7 @@ class TokenService(Service):
         await self._administer(by, action, target, commands.encode_noop())
 
     async def audit(self, after: int, limit: int, *, stale: bool = False) -> list[AuditEntry]:
-        """Entries of the audit trail with a number above `after`, oldest first."""
+        """Entries of the audit trail with numbers above `after`, the oldest first."""
         await self._confirm(stale)
         return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]
 
@@ -112,7 +113,7 @@ class NodeService:
 
     @property
     def leader_name(self) -> str | None:
-        """Leader in this node's view, for the header `Hadelay-Leader`."""
+        """Name of the leader as this node knows it, for the header `Hadelay-Leader`."""
         return self._node.raft.leader
 
     @property
@@ -124,7 +125,7 @@ class NodeService:
 
     @property
     def applied_index(self) -> int:
-        """Applied index, for the header `Hadelay-Applied` of stale reads."""
+        """Index of the log entry applied last, for the header `Hadelay-Applied` of stale reads."""
         return self._node.raft.applied_index
 
     async def metrics(self) -> Measured:

@@ -43,7 +43,8 @@ _MOST_HOURS = 1_000
 
 
 class Totals(NamedTuple):
-    """Sums over all topics as this node has applied them. Counters count since the cluster was founded."""
+    """Sums over all topics, as of the last entry that this node has applied. Counters count since the cluster was
+    founded."""
 
     at_ms: int
     topics: int
@@ -136,7 +137,7 @@ class Overview(Service):
         return None if self._webhooks is None else self._webhooks.pool.health(topic.number)
 
     async def totals(self) -> Totals:
-        """Sum up all topics of this node, without asking another node."""
+        """Compute the sums over all topics from this node's state, without asking another node."""
         found, known = np.zeros(10, np.int64), self._node.ledger.topics.all
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
@@ -166,7 +167,7 @@ class Overview(Service):
         return [topic.name for topic in best]
 
     def counts(self, name: str) -> TopicCounts | None:
-        """Counters of a topic as this node has applied them; None: there is no such topic."""
+        """Counters of a topic, as of the last entry that this node has applied; None if there is no such topic."""
         topic = self._node.ledger.topic(name)
         if topic is None:
             return None
@@ -228,7 +229,7 @@ class Overview(Service):
         return found[:limit]
 
     async def holders(self, name: str) -> tuple[list[Holder], bool]:
-        """Consumers with leased messages of a topic, those with most leases first; and whether all grants were
+        """Consumers with leased messages of a topic, those with most leases first. Also returns whether all grants were
         searched."""
         topic, found = self._topic(name), dict[str, tuple[int, int]]()
         number = self._node.ledger.names.number(TOPIC, topic.name)
@@ -290,12 +291,12 @@ class Overview(Service):
 
     @property
     def free_bytes(self) -> int:
-        """Free space of this node's data directory."""
+        """Free bytes on the disk of this node's data or of its journal, whichever has less."""
         return self._node.checkpoints.free_bytes
 
     @property
     def checkpoint_age_s(self) -> float:
-        """Time since this node's last checkpoint was durable."""
+        """Time since this node's last checkpoint became durable, in seconds."""
         return self._node.runtime.monotonic() - self._node.checkpoints.finished
 
 

@@ -27,12 +27,12 @@ class Service:
 
     @property
     def _shard(self) -> int | None:
-        """Index of this cluster in its shard map; None without a map."""
+        """Index of this cluster in the shard map; None if there is no map."""
         ledger = self._node.ledger
         return ledger.shards.index_of(ledger.group)
 
     async def _propose(self, command: bytes) -> Any:
-        """Propose a command and return its result; raises the error of a refused command."""
+        """Propose a command and return its result. If apply refuses the command, raises the error."""
         result = await answered(self._node.publishing.propose, command)
         if isinstance(result, Refused):
             raise refusal(result)

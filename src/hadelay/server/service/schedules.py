@@ -1,4 +1,4 @@
-"""Services for schedules: set, look at, pause, trigger, backfill and preview them."""
+"""Services for schedules: they create, describe, pause, trigger, backfill and preview schedules."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ _AT_ONCE = 25
 
 class ScheduleService(Service):
     async def topic_of(self, name: str) -> str | None:
-        """The topic that a schedule publishes to; None if there is no such schedule."""
+        """Topic to which a schedule publishes; None if there is no such schedule."""
         await self._confirm()
         found = schedules.find(self._node.ledger, name)
         return None if found is None else found.stored.spec.topic

@@ -1,4 +1,4 @@
-"""Services for topics: settings, counts, and due times of their messages."""
+"""Services for topics: their settings, counts, and the due times of their messages."""
 
 import asyncio
 import socket
@@ -33,7 +33,8 @@ from hadelay.webhooks import new_secret_problem
 
 #: Number of topics of a list that are read before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 200
-#: Timeout, in seconds, of looking up a webhook's host when the webhook is set; a timeout is no error.
+#: Timeout, in seconds, of looking up a webhook's host when the webhook is set. If the look-up takes longer, the webhook
+#: is set without this check.
 _RESOLVE_S = 2.0
 #: The leader's reports: topic number → number of ready messages; time at which the oldest fell due; number of messages
 #: handed out in the last minutes; p50, p99 and maximum of their lateness, in ms.
@@ -152,8 +153,8 @@ class TopicService(Service):
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> tuple[list[int], list[int]]:
-        """Count open messages by due time: returns start in ms and number of messages of each non-empty bucket of
-        [from_ms, to_ms), as two ascending columns."""
+        """Count a topic's open messages by due time. Returns the non-empty buckets of [from_ms, to_ms) as two ascending
+        columns: start in ms, and number of messages."""
         await self._confirm(stale)
         if topic is not None:
             self._topic(topic)
@@ -162,8 +163,8 @@ class TopicService(Service):
     async def due_of_largest(
         self, from_ms: int, to_ms: int, step_ms: int, most: int
     ) -> list[tuple[str, list[int], list[int]]]:
-        """Count open messages by due time, as `due` does, of the `most` topics with most messages in the range: (name,
-        starts, counts) per topic, the largest first. Counts are this node's."""
+        """Count open messages by due time, as `due` does, for the `most` topics with most messages in the range.
+        Returns (name, starts, counts) per topic, the topic with most messages first. All counts are this node's."""
         read = self._node.reader.in_slices
         names = await read(lambda: self._due.largest(from_ms, to_ms, most))
         found = []
@@ -190,7 +191,8 @@ class TopicService(Service):
 
     def document(self, topic: TopicState, reports: Reports) -> Topic[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
-        # Limit the leader's count of ready messages: the leader may have applied more entries than this node.
+        # Limit the count of ready messages, which is the leader's: the leader may have applied more entries than this
+        # node.
         count = min(count, topic.waiting)
         return Topic(
             topic.name,

@@ -1,4 +1,4 @@
-"""Alerts: a call to the topic's `alert` URL, or to `webhooks.alert_url`, when messages become dead letters.
+"""Alerts: calls to a topic's `alert` URL, or to `webhooks.alert_url`, that report messages which became dead letters.
 
 At least once: the ledger keeps how many of a topic's deaths were reported, and a replicated command raises that number
 after a 2xx; each leader tells the rest. One call says how many messages died since the last one and names the first
@@ -27,7 +27,7 @@ from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers
 from hadelay.webhooks import key_of
 
-#: Limit of topics that a new leader looks at in one turn of the event loop.
+#: Limit of topics that a new leader examines in one turn of the event loop.
 TOPICS_AT_ONCE = 500
 #: Limit of message ids in one alert.
 MOST_IDS = 100
@@ -45,7 +45,7 @@ log = structlog.get_logger("hadelay")
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """One topic with dead letters that no alert has reported yet."""
+    """State of alerts for one topic that has dead letters which no alert has reported yet."""
 
     #: Position after the last reported letter in the topic's list of dead letters; None: unknown, because another node
     #: reported it.
@@ -96,7 +96,8 @@ class Alerts:
         self._term = 0
 
     def on_topic(self, topic: TopicState) -> None:
-        """Schedule an alert if one is due: messages of the topic died, or its settings changed."""
+        """Schedule an alert about a topic if one is due: called when messages of the topic died, or its settings
+        changed."""
         if not self._term or not untold(topic) or self._target(topic) is None:
             return
         looked_at = topic.number <= self._looked_at

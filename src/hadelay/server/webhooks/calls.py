@@ -35,7 +35,7 @@ class CallRequest(NamedTuple):
 class Reply(NamedTuple):
     #: HTTP status; 0: no answer came.
     status: int
-    #: Why the call failed ("HTTP 503", "timeout", "connection refused", …); empty after a success.
+    #: Reason why the call failed ("HTTP 503", "timeout", "connection refused", …); "" after a success.
     reason: str
     retry_after_ms: int | None
     seconds: float
@@ -54,7 +54,7 @@ class Facts(NamedTuple):
 
     id: str
     topic: str
-    #: Source of the event: `/{cluster id}/topics/{topic}`.
+    #: Source of the event, as CloudEvents defines it: `/{cluster id}/topics/{topic}`.
     source: str
     deliver_at: str  # due time, RFC 3339
     attempt: int
@@ -126,5 +126,5 @@ def _signed(headers: dict[str, str], keys: Sequence[bytes], now_ms: int, body: b
 
 
 def _escaped(text: str) -> str:
-    """Percent-encode as CloudEvents does."""
+    """Percent-encode a header value as CloudEvents requires."""
     return quote(text, safe=_SAFE)

@@ -1,4 +1,4 @@
-"""Why webhook calls failed, in words for the histories of messages."""
+"""Reasons why webhook calls failed, in words for the histories of messages."""
 
 import errno
 import socket
@@ -8,7 +8,7 @@ from hadelay.server.guard import AddressRefused
 
 
 def failure(status: int) -> str:
-    """Why a call with this HTTP status failed; empty for a success."""
+    """Reason why a call failed that was answered with this HTTP status; "" for a success."""
     if 200 <= status < 300:
         return ""
     return f"redirect refused (HTTP {status})" if 300 <= status < 400 and status != 304 else f"HTTP {status}"

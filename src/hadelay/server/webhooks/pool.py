@@ -42,12 +42,12 @@ from hadelay.server.webhooks.queues import CallJob, Health, Report, Reports, Ver
 from hadelay.settings.topic import BODILESS
 from hadelay.settings.urls import origin_of
 
-#: Consumer name under which webhooks lease messages.
+#: Name of the consumer for which webhooks lease messages.
 CONSUMER = "webhook"
 _WAIT_MS = 3_600_000
 _SOON_S = 0.005
 _AGAIN_S = 0.1
-#: Pause reason of a topic whose webhook receiver answered with HTTP 410.
+#: Reason that is stored when a topic is paused because its webhook's receiver answered with HTTP 410.
 GONE = "webhook disabled: HTTP 410"
 #: Bucket bounds of the histogram hadelay_webhook_call_duration_seconds.
 _DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -89,7 +89,7 @@ class Pool:
         self._look_at(term, iter(sorted(self._node.ledger.topics.webhooks | self.queues.keys())))
 
     def _look_at(self, term: int, numbers: Iterator[int]) -> None:
-        """Start the queues of these topics, some per turn of the event loop."""
+        """Start the webhook queues of these topics, some per turn of the event loop."""
         if term != self._term:
             return
         some = list(islice(numbers, TOPICS_AT_ONCE))
@@ -103,7 +103,7 @@ class Pool:
         self._term = 0
 
     def on_topic(self, topic: TopicState) -> None:
-        """Start, change or end the queue of a topic that was created, changed or deleted."""
+        """Start, change or end the webhook queue of a topic that was created, changed or deleted."""
         queue = self.queues.get(topic.number)
         if topic.exists and topic.settings.webhook is not None:
             if queue is None:
@@ -390,7 +390,7 @@ class Pool:
 
     @property
     def queued(self) -> int:
-        """Count of messages that were fetched and wait for their call."""
+        """Number of messages that were fetched and wait for their calls."""
         return sum(len(queue.jobs) for queue in self.queues.values())
 
 

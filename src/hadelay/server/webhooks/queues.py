@@ -30,9 +30,9 @@ Lease = tuple[int, int, int, int, int]
 Verdict = tuple[int, str] | None
 #: Limit of leases in one ack or nack command.
 _MOST_LEASES = 1_000
-#: Limit of the bodies of answers in one ack command, in bytes; a single body may exceed it.
+#: Limit of the total size of answers' bodies in one ack command, in bytes; a single body may be larger.
 _MOST_BYTES = 256 << 10
-#: Pause before outcomes are proposed again, in seconds.
+#: Pause before outcomes whose proposal failed are proposed again, in seconds.
 _AGAIN_S = 0.05
 #: Margin in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
 _MARGIN_MS = 5_000
@@ -53,7 +53,7 @@ _MOST_AHEAD = 1_000
 
 @dataclass(eq=False, slots=True)
 class CallJob:
-    """One message under one lease, and its call."""
+    """One message that is leased for a webhook, and its call."""
 
     lease: Lease
     #: End of the lease on the monotonic clock, in seconds.
@@ -68,7 +68,7 @@ class CallJob:
     #: Number of earlier attempts that do not count towards the limit of attempts.
     uncounted: int
     redelivered: bool
-    #: The message's record; set only while the job waits for a free call slot of its host.
+    #: The message's record, while the job waits for a free call slot of its host; otherwise None.
     record: bytes | None = None
 
 
@@ -119,7 +119,7 @@ class WebhookQueue:
     def __init__(self, topic: TopicState) -> None:
         self.name, self.number = topic.name, topic.number
         self.jobs: deque[CallJob] = deque()
-        #: Count of calls under way.
+        #: Number of calls under way.
         self.calling = 0
         #: Number of jobs that have had their turn, and wait for their records to be read from disk.
         self.reading = 0
@@ -146,7 +146,7 @@ class WebhookQueue:
         if self.webhook.url != self._url:
             self.health, self._url = Health(), self.webhook.url
         self.keys = [key_of(secret) for secret in self.webhook.secrets]
-        #: Limit of concurrent calls.
+        #: Limit of concurrent calls about the topic's messages.
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
@@ -180,7 +180,7 @@ class WebhookQueue:
 
     @property
     def leased(self) -> int:
-        """Count of messages that are leased for this queue."""
+        """Number of messages that are leased for this queue."""
         return len(self.jobs) + self.calling + self.absent
 
 
@@ -206,7 +206,7 @@ class Reports:
     def __init__(self, node: str, runtime: Runtime, propose: Propose, delays_of: Callable[[Rows], U32 | None]) -> None:
         """delays_of: returns the hand-out delays of leases, see DeliveryLoop.delays_of."""
         self.node, self.runtime, self.propose, self._delays_of = node, runtime, propose, delays_of
-        #: Outcomes that wait to be proposed, by verdict.
+        #: Outcomes that wait to be proposed: verdict → reports of the leases with this verdict.
         self._waiting: dict[Verdict, list[Report]] = {}
         self._in_flight = 0
         self._resting = False

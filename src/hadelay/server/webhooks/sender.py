@@ -49,7 +49,8 @@ _MAX_NAMES = 1_024
 #: Time in seconds without a connection after which the next address of a host is tried in parallel (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 _NO_ANSWER = "no HTTP answer"
-#: Limit of the Retry-After of an answer, in seconds; a message waits no longer than limits.max_delay anyway.
+#: Limit of the wait that an answer may ask for with Retry-After, in seconds; limits.max_delay limits the wait of a
+#: message further.
 _LONGEST_WAIT_S = 1e9
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
@@ -83,14 +84,14 @@ class Sender:
     ) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
         self._resolve = resolve or self._look_up
-        #: Default header lines by name; a topic's own headers replace them.
+        #: Lines of default headers, by name; headers that are set for a topic replace them.
         self._defaults = {"user-agent": f"User-Agent: {user_agent}\r\n", "accept": "Accept: */*\r\n"}
         #: Webhook calls under way.
         self.calls: set[_Call] = set()
         #: Idle connections by server, in the order in which they became idle.
         self._idle: dict[Endpoint, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        #: Look-ups by (host, port), the least recently used first.
+        #: Look-ups of hosts by (host, port), the least recently used first.
         self._names: dict[tuple[str, int], _Name] = {}
         self._certificates = certificates
 
@@ -273,7 +274,7 @@ class _Connection(asyncio.Protocol):
         #: _keep: whether another call may use the connection afterwards. _length: length of the answer's body; None if
         #: the body is chunked; more than MAX_ANSWER if the body ends when the connection ends.
         self._keep, self._length = False, cast(int | None, 0)
-        #: Whether the answer's body ends with the connection.
+        #: Whether the answer's body ends only when the receiver closes the connection.
         self._until_closed = False
         #: Offset of the next chunk in the body of a chunked answer.
         self._next = 0
@@ -296,7 +297,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self.call
         if call is None:
-            self.transport.abort()  # no call is under way: the receiver sent bytes that no request asked for
+            self.transport.abort()  # no call is under way, so no request asked for the bytes received
             return
         self._silent = False
         searched = max(0, len(self._buffer) - 3)
@@ -331,8 +332,8 @@ class _Connection(asyncio.Protocol):
         self.sender.over(call, "")
 
     def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
-        """Read the head of an answer: find where the body ends, and whether the connection stays open (RFC 9112, 6.3,
-        9.3)."""
+        """Read the head of an answer: determine where the body ends, and whether the connection stays open (RFC 9112,
+        6.3, 9.3)."""
         fields: dict[bytes, bytes] = {}
         doubtful = False
         for name, value in _FIELD.findall(head):
