@@ -163,7 +163,7 @@ class Firing(Packed, frozen=True):
     last: I64
     missed: _Instant
     flags: U8
-    #: The occurrences to publish.
+    #: Occurrences to publish, with the due times of their messages.
     times: Annotated[Sequence[Time], msgspec.Meta(max_length=MAX_RUN)] = ()
 
     @property

@@ -88,7 +88,7 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 
 def _time_ms(core: bytes) -> int:
-    """Cluster time in the ledger's main blob, among its first members; 0 if it is not there."""
+    """Read the cluster time, which is among the first members of the ledger's main blob; 0 if it is not there."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(core[:_CORE_HEAD])
     try:

@@ -252,7 +252,8 @@ class Storage:
         )
 
     def close(self) -> None:
-        """Close without a checkpoint: the journal has the later changes. Waits for a checkpoint in the thread."""
+        """Close without a checkpoint: the journal has the later changes. Waits for the end of a checkpoint that a
+        thread is writing."""
         self._closed = True
         self.tables.backend.interrupt()
         self._runtime.join(LANE)

@@ -57,8 +57,8 @@ def jitter_ms(spec: Spec, name: str, occurrence: int) -> int:
 
 
 def check(spec: Spec, now_ms: int) -> None:
-    """Raises Impossible for a schedule without future occurrences, or whose jitter could change the order of its
-    occurrences."""
+    """Check a schedule. Raises Impossible if it has no future occurrence, or if its jitter could change the order of
+    its occurrences."""
     first = list(islice(occurrences(spec, now_ms), _COMPARED))
     if not first:
         years = f"; {cron.MAX_YEARS} years are searched" if spec.cron is not None else ""

@@ -15,7 +15,7 @@ from hadelay.model import DEAD_HOURS, Event, State, unpack_id
 class EntryRef:
     hour: int
     index: int
-    #: the entry, as one row of INDEX
+    #: The index entry, as an array of one INDEX row.
     rows: Rows
 
 
@@ -47,7 +47,8 @@ def stored_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     if hour < 0 or index >= ledger.store.count(hour):
         return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
-    # Compare ids: a moved message keeps the id of its first entry, so an id made from this entry's number is invalid.
+    # Compare ids: a moved message keeps the id of its first entry, so an id made from its present entry's number is
+    # invalid.
     return EntryRef(hour, index, rows) if int(rows["first_id"][0]) == message_id else None
 
 

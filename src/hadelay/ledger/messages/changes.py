@@ -64,7 +64,7 @@ class _Joint:
         self._parts: dict[int, list[tuple[str, int, int]]] = {}
 
     def change(self, message_id: int | None, change: Callable[[int | None], int]) -> None:
-        """Change a message and its copies."""
+        """Change a message and its copies for subscriptions, and note the outcome."""
         ledger, outcome = self._ledger, change(message_id)
         if message_id is not None and copies_of(ledger, message_id):
             parts = [

@@ -65,7 +65,7 @@ def find(ledger: Ledger, name: str) -> Found | None:
 
 
 def of_topic(ledger: Ledger, topic: str, limit: int) -> list[str]:
-    """Names of the first schedules that publish to a topic."""
+    """Names of the first `limit` schedules that publish to a topic."""
     start = topic.encode() + b"\0"
     rows = ledger.tables.range(OF_TOPIC, start, topic.encode() + b"\1", limit) if ledger.schedules.count else []
     return [key[len(start) :].decode() for key, _ in rows]
