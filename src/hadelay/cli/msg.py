@@ -179,7 +179,7 @@ def list_(
 
 
 def _row(message: dict[str, Any]) -> dict[str, Any]:
-    """A message for a table, with its next attempt in words: 9 of 84 after HTTP 503."""
+    """A message as a row of a table, with its next attempt in words, such as 9 of 84 after HTTP 503."""
     if (retry := message.get("retry")) is None:
         return message
     most, last = retry.get("max_attempts"), retry.get("last") or {}

@@ -220,7 +220,7 @@ def preview(
 
 def delete(name: Name, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
     """Delete a schedule. Messages that are not due yet are cancelled."""
-    with suppress(Forbidden):  # a token may have the scope publish without read
+    with suppress(Forbidden):  # a token may have the scope publish without read.
         call(remote, "GET", _path(name), needs="schedule")  # a wrong name is an error: DELETE would succeed
     if not yes:
         confirm(f"deletes schedule {name} and cancels its messages that are not due yet")

@@ -436,7 +436,7 @@ class Requests:
         await self._delete(f"/v1/cluster/members/{segment(name)}")
 
     async def hours(self) -> HoursInfo:
-        """Hour files of the node that answers. With a single address, a client knows which node answers."""
+        """Hour files of the node that answers. To ask a certain node, use a client with this address alone."""
         return await self._get("/v1/hours", HoursInfo)
 
     async def names(self) -> Names:

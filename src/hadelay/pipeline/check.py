@@ -117,7 +117,7 @@ class _Missing(NamedTuple):
     #: Description of the problem, with a placeholder for the row's number in `values`.
     what: str
     values: npt.NDArray[np.integer]
-    #: Whether the rows refer to a missing name; False: to a missing entry.
+    #: Whether the rows refer to a missing name; False if they refer to a missing entry.
     name: bool = True
 
 

@@ -33,7 +33,7 @@ def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool 
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
     store = open_store(options.source)
-    found = listing(store, options.source)  # an unreadable store fails here, with a shorter error text than Spark's
+    found = listing(store, options.source)  # an unreadable store fails here, with a shorter error text than Spark's.
     if not options.every:  # a stream that goes on may wait for hours and topics to come
         refuse_empty(options.source, found, store.names())
     checkpoint = options.checkpoint or f"{options.out}/_checkpoint"

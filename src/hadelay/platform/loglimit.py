@@ -15,7 +15,7 @@ class LogLimit:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        #: By key: time of the next log line, and number of events since the last line.
+        #: Key → (time of the next log line, number of events since the last line).
         self._keys: dict[str, tuple[float, int]] = {}
 
     def count(self, key: str) -> int:

@@ -408,7 +408,7 @@ class AsyncioNetwork:
     def linked(self, link: _Link) -> None:
         old = self._up.pop(link.peer, None)
         if old is not None:
-            # The peer has dropped the old link, and the frames in flight on the old link are lost.
+            # Report the end of the old link first: the peer has dropped it, and the frames in flight on it are lost.
             old.transport.abort()
             if self._receiver is not None:
                 self._receiver.link_down(link.peer, False)
