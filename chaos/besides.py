@@ -58,7 +58,7 @@ class Lines(Besides):
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self._acked: set[int] = set()
-        #: Number of published messages, set when publishing has ended.
+        #: Number of published messages, set when publishing has ended; -1 until then.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:
@@ -66,7 +66,7 @@ class Lines(Besides):
         n = 0
         try:
             await insist(lambda: client.put_topic(self.topic, group_concurrency=1, max_attempts=60_000))
-        except Impossible:  # interval mode has no groups
+        except Impossible:  # interval mode has no message groups: leave this extra load out
             self._ended.set()
             return
         while self.open:

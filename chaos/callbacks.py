@@ -27,7 +27,7 @@ class Callbacks(Besides):
         #: Id of an acked callback → kind of the callback, "success" or "failure"; and ids of the messages that acked
         #: callbacks are about.
         self._kinds, self._reported = dict[str, str](), set[str]()
-        #: Number of published messages, set when publishing has ended.
+        #: Number of published messages, set when publishing has ended; -1 until then.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:

@@ -31,7 +31,7 @@ class Copies(Besides):
         self._acked, self._cancelled = set[tuple[int, str]](), set[tuple[int, str]]()
         #: Number and id of each message whose cancel was requested.
         self._asked: dict[int, str] = {}
-        #: Number of published messages, set when publishing has ended.
+        #: Number of published messages, set when publishing has ended; -1 until then.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:

@@ -37,7 +37,7 @@ _COLOURS = ("#4269d0", "#3ca951", "#ff725c", "#a463f2", "#efb118", "#6cc5b0", "#
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot: pairs of (seconds, value)."""
+    """Samples of one value, drawn as one line of a plot: pairs of (seconds, value)."""
 
     kind: str
     who: str

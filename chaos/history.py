@@ -173,7 +173,7 @@ class History:
         return self._of.get(event, [])
 
     def met(self) -> set[str]:
-        """Crash points at which a node ended."""
+        """Names of the crash points at which a node ended."""
         return {event["at"] for event in self.of("crash") if event["nodes"]}
 
     def _on_put(self, tags: Sequence[str] = (), **fields: Any) -> None:

@@ -109,8 +109,8 @@ class Totals:
         self.pairs = sorted({*self.pairs, *other.pairs})
 
     def coverage(self, *, raft: bool) -> str:
-        """Text: how many pairs of fault families met in one run, counted by shape. Shapes are mode and size of the
-        cluster; of Raft alone, number of voters that one fault may stop, and size."""
+        """Text: number of pairs of fault families that struck in the same run, for each shape of a run. A shape is mode
+        and size of the cluster; in runs of Raft alone, number of voters that one fault may stop, and size."""
         shapes = raftsim.SHAPES if raft else tuple(product(("commit", "interval"), (3, 5)))
         pairs = combinations(sorted(raftsim.FAULTS if raft else FAMILIES), 2)
         every = {f"{one} × {two}, {shape}, {size}" for (one, two), (shape, size) in product(pairs, shapes)}

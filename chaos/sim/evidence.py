@@ -15,7 +15,7 @@ from hadelay.ledger.views.describe import describe
 from hadelay.model import State
 from hadelay.server.node import Node
 
-#: Largest drift of a quartz clock, as a rate.
+#: Largest drift of a quartz clock, as a rate (50e-6 = 50 ppm).
 DRIFT = 50e-6
 #: Largest rate error of cluster time against true time.
 RATE = 600e-6

@@ -298,7 +298,8 @@ class SimFile(File):
         self._disk.step(self._epoch, "sync", self.path)
         inode, ops = self._inode, list(self._inode.ops)
         if self._disk.sync_fails():
-            # After the failed sync, these pages count as clean in the page cache, but the disk may lack some.
+            # After a failed sync, the pages of these changes count as clean in the page cache, but the disk may lack
+            # some of the changes.
             inode.settle(op for op in ops if self._disk.random.random() < 0.5)
             for op in ops:
                 op.durable = True

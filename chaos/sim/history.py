@@ -29,7 +29,7 @@ class Message:
     number: int
     topic: str
     relative: bool
-    #: Delay in ms, or due time in Unix ms.
+    #: Delay in ms if `relative`; otherwise due time in Unix ms.
     when_ms: int
     padding: int
     invoked: float
@@ -89,7 +89,7 @@ class HandOut:
     until_ms: int
     deliver_at_ms: int
     redelivered: bool
-    #: Raft term in which the node led.
+    #: Raft term in which the node that handed the message out was leader.
     leading: int
     body: bytes
     received: float | None = None

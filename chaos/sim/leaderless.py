@@ -1,4 +1,4 @@
-"""Bound on the time without a leader, while a majority of voters runs and is connected."""
+"""Check that the cluster is never without a leader for long, while a majority of voters runs and is connected."""
 
 from __future__ import annotations
 

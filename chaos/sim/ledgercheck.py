@@ -34,8 +34,8 @@ def check(ledger: Ledger) -> None:
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
-    #: Per topic: number of open entries, their bytes, number of open entries that were purged, and of waiting ones of
-    #: which an attempt failed.
+    #: Four counts per topic: open entries; their bytes; open entries that were purged; and waiting entries with a
+    #: failed attempt.
     counted = np.zeros((4, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
         _check_hour(ledger, hour, rows, counted)

@@ -46,7 +46,7 @@ class Machine:
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
-    #: Other nodes named in the machine's configuration file.
+    #: Names of the other nodes in the machine's configuration file.
     others: tuple[str, ...] = ()
     #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was synced when the
     #: last process ended, which the next process must still have.

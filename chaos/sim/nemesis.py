@@ -79,7 +79,7 @@ class Nemesis:
         self.backups = Backups(cluster) if "backup" in names and isinstance(cluster, SimCluster) else None
         self.pace_s, self.down = pace_s, down
         self.strikes = 0
-        #: Fault families that were used so far.
+        #: Names of the fault families that have struck so far.
         self.struck: set[str] = set()
         self.wiped = False
         #: Name of the node with flipped bits, and functions that flip the bits back.

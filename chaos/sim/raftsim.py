@@ -56,7 +56,7 @@ class RaftSim(Machines):
         #: Index of each applied entry → (term, command), from the first node that applied it.
         self.entries: dict[int, tuple[int, bytes]] = {}
         self.acked: set[int] = set()
-        #: Commands that were refused definitely.
+        #: Numbers of the commands that were refused definitely.
         self.refused: set[int] = set()
         self.number = 0
         #: Whether the run's last entry is committed; None: not proposed yet.
@@ -158,7 +158,7 @@ class RaftSim(Machines):
         return self.final is True
 
     def _someone(self) -> tuple[Process, RaftNode] | None:
-        """A process that has started and is not paused."""
+        """Draw a node; returns its process and Raft node, or None if the process is not started or is paused."""
         process = self.process(self.rng.choice(self.names))
         if process is None or process.raft is None or process.runtime.paused:
             return None

@@ -140,7 +140,7 @@ def one_per_key(cluster: SimCluster) -> None:
             rows = rows[(rows["flags"] & FLAG_KEYED != 0) & ledger.topics.alive(rows)]
             for first_id, index in rows[["first_id", "index"]].tolist():
                 if ledger.outcome_of(hour, index)[0] is None:
-                    # id of the published message, if this message is a copy of it for a subscription
+                    # Of a copy for a subscription, take the published message's id: a look-up by key finds that one.
                     published = published_id(ledger, first_id)
                     found = found_by_key_of(ledger, published or first_id)
                     text = f"{first_id:x} is pending and its key finds {found:x}"

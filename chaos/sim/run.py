@@ -126,7 +126,8 @@ class Shape:
         if retention.random() < _FORGETFUL:
             workload = replace(workload, retention_ms=retention.choice(_RETENTIONS_MS))
         own = random.Random(f"window {seed}")
-        # Clients of subscriptions repeat their requests for longer than a brief window.
+        # Leave brief windows out if there are subscriptions: their clients repeat requests for longer than a brief
+        # window.
         brief = own.random() < _BRIEF_WINDOWS and not subscribes(seed)
         if brief:
             workload = replace(workload, repeated=0.4)

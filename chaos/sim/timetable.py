@@ -87,7 +87,7 @@ class Known:
     version: int
     stored: Stored
     paused: bool
-    #: Newest occurrence that was checked.
+    #: Newest occurrence that the model has checked, in Unix ms.
     last: int
     #: Number of messages that the schedule made at its times, less those that a change cancelled; and whether the
     #: schedule has ended.

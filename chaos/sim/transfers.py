@@ -81,7 +81,7 @@ class Transfers:
         #: Message → number of the topic in which the message died before it was routed to another topic, or of the
         #: subscription from which a transfer took the copy. None until the first entry with the topic for dead letters.
         self._died_in: dict[int, int] | None = None
-        #: Message → its open entry.
+        #: Message → its open entry, after the last entry of the log.
         self._at: dict[int, _Open] = {}
         self._step: _Step | None = None
 
@@ -89,7 +89,8 @@ class Transfers:
         self._step = None
         if ledger.known_topic(RETURNS) is None:
             return
-        if self._died_in is None:  # a restored cluster knows deaths from before its backup
+        # Take over deaths and entries that a restored cluster has from its backup.
+        if self._died_in is None:
             found = _open_entries(ledger)
             self._at = {one: entries[0] for one, entries in found.items()}
             self._died_in = {one: source_of(ledger, one) for one in found if source_of(ledger, one) != NONE32}
@@ -171,7 +172,8 @@ class Transfers:
 
 
 def _is_as(ledger: Ledger, one: int, step: _Step, now: _Open, number: int | None) -> bool:
-    """Whether a message is in topic `number` as it should be; None: whether it stayed as it was."""
+    """Whether a message is in topic `number` with the due time, TTL and record that it should have. number None:
+    whether the message stayed as it was."""
     before, row = step.before[one], now.row
     if now.record(ledger) != step.records[one]:
         return False

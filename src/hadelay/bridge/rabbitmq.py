@@ -148,7 +148,7 @@ async def _passively(
 
 
 class Publisher:
-    """Publishes on one channel with confirms."""
+    """Publishes messages on one channel, and waits for RabbitMQ's confirms."""
 
     def __init__(self, channel: AbstractChannel, user: str) -> None:
         self._channel, self._user = channel, user

@@ -70,7 +70,8 @@ class Inbox:
 
 
 class Subscription:
-    """A consumer whose messages go to an inbox. Any thread of the process that made it may call its methods."""
+    """Consumer of a channel, whose messages go to the connection's inbox. Any thread of the process that made it may
+    call its methods."""
 
     def __init__(
         self, client: Client, inbox: Inbox, channel: int, limit: int, tags: list[str], options: Mapping[str, Any]

@@ -38,7 +38,7 @@ from hadelay.version import VERSION
 
 log = logging.getLogger(__name__)
 
-#: Topics that temporary queues share: a topic may be asked for 256 different tags at a time.
+#: Number of topics that temporary queues share: a topic may be asked for 256 different tags at a time, one per queue.
 _TEMPORARY_TOPICS = 16
 #: Time, in ms, after which a message in a temporary queue expires, unless the queue has `x-message-ttl`.
 _TEMPORARY_MS = 3_600_000

@@ -29,7 +29,7 @@ class _Count(dramatiq.Middleware):
 
 
 class Worker:
-    """Runs messages with Dramatiq's worker, in one thread."""
+    """Runs due messages with Dramatiq's own worker, in one thread."""
 
     def __init__(self, broker: HadelayBroker) -> None:
         self._broker = broker

@@ -19,7 +19,7 @@ _MOST = 10_000
 
 
 class Worker:
-    """Runs calls with taskiq's receiver."""
+    """Runs due calls with taskiq's own receiver."""
 
     def __init__(self, broker: HadelayBroker, client: AsyncClient) -> None:
         self._broker, self._client = broker, client

@@ -1,4 +1,4 @@
-"""For tests of programs that use hadelay (docs/howto/testing.md): `LocalNode`, and a pytest fixture `hadelay`.
+"""Helpers for tests of programs that use hadelay (docs/howto/testing.md): `LocalNode`, and a pytest fixture `hadelay`.
 
 The node is imported when first named, because pytest loads this package wherever hadelay is installed.
 """
