@@ -60,7 +60,7 @@ FALSE_ALARMS = (
 
 @pytest.mark.parametrize(
     "seed",
-    [2150, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, 910925, *(FALSE_ALARMS if LONG else ())],
+    [2150, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, 910925, 930601, *(FALSE_ALARMS if LONG else ())],
 )
 def test_a_seed_that_failed_once_holds(seed: int):
     """266, 20027: a publish gets the id of the pending message with its client key, which is of another group. 2150: a
@@ -72,8 +72,9 @@ def test_a_seed_that_failed_once_holds(seed: int):
     7405221: a planned transfer begins while the answer to a change of a topic waits for deliveries to be due. 7405556:
     in interval mode a leader is held up between fetching a message for a webhook and calling it. 7405719: limits are
     set while a producer waits for hours to repeat its request. 910925: a sweep recounts the localIndex of a second
-    with messages that a partial purge has cancelled. 8100083: a message waits for its group for longer than a
-    second. 8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
+    with messages that a partial purge has cancelled. 930601: such a purge cancels messages that a leader has loaded.
+    8100083: a message waits for its group for longer than a second.
+    8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
     is left at the end. 9600104: a stored message is published again when its idempotency key is forgotten, and another
     one has its client key by then. 9600155: a cluster whose time began anew is backed up and restored. 1305:
     a backup has a subscription that the client of the restored cluster did not create. 281100671: a fill copies a
