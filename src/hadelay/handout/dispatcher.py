@@ -54,7 +54,7 @@ class TakeOver(NamedTuple):
     #: Number of messages that fell due before the take-over and were still to be delivered, as far as the new leader
     #: found them.
     overdue: int
-    #: Number of leases of earlier leaders.
+    #: Number of messages that were leased by grants of earlier leaders.
     leases: int
     #: Lateness in ms of the first message owed in the cursor's second or later; 0 without any.
     lag_ms: int
@@ -272,7 +272,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A topic's first entry in memory is nearly always its oldest undelivered: look up all these entries at once.
+        # A topic's first entry in memory is mostly its oldest undelivered message: look up all these entries at once.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)

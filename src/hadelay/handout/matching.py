@@ -39,7 +39,7 @@ class OfferPart(NamedTuple):
 
 @dataclass(slots=True)
 class _Room:
-    """How many messages and bytes more an offer may take."""
+    """Numbers of messages and of bytes that still fit into an offer."""
 
     want: int
     size: int

@@ -128,7 +128,8 @@ class Windows:
         return np.asarray(due >= topic.overdue_before_ms)
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """Put due entries of an hour into their topics' windows. second: of the entries in the index, since 1970."""
+        """Put due entries of an hour into their topics' windows. second: under which the index lists them, since
+        1970."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)

@@ -156,8 +156,8 @@ class Admission(RaftPart):
             return
         core = self._core
         (term, enough), self._mark = self._mark, (core.term, core.commit_index)
-        # A member has caught up with the entries that were committed at the last look. Do not ask for those committed
-        # at this moment: under load, no node has them, and the node applies its admission after all earlier entries.
+        # Admit a member that has the entries which were committed at the last look. Under load, no node has all entries
+        # that are committed at this moment; and a node applies its admission only after all earlier entries.
         enough = max(enough if term == core.term else core.commit_index, core.no_op)
         for peer in self._members.peers.values():
             if peer.up:

@@ -157,8 +157,8 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Node of the library. There is one object for each name (_Members), so objects are compared by identity: the
-    library looks nodes up for every entry, and its own comparison of names takes four calls."""
+    """Node of the library. There is one object for each name (_Members), so that comparing objects is enough. The
+    library looks nodes up for every entry, and its own comparison, by name, takes four function calls."""
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__

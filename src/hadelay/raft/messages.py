@@ -69,7 +69,7 @@ class SnapshotOffer(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Request for bytes of a snapshot file."""
+    """Request of a follower for bytes of a snapshot file."""
 
     index: int  # type: ignore[assignment]
     name: str

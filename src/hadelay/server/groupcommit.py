@@ -131,7 +131,7 @@ class GroupCommit:
             self.runtime.call_soon(done, None, NoLeader("this node does not lead (any more)"))
 
     def flush_soon(self) -> None:
-        """Send what waits, as far as possible. To be called when the outlet may be ready, or another node may lead."""
+        """Schedule sending. To be called when the outlet may be ready, or another node may lead."""
         if self._sent:
             to = self.outlet.way().to
             for batch in self._sent:

@@ -33,9 +33,9 @@ CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
     "group_rate",
 )  # fmt: skip
-#: Outcomes of callbacks.
+#: Outcomes of callbacks, as values of the label `outcome`.
 CALLBACKS = ("filed", "over_quota", "lost")
-#: Outcomes of occurrences of schedules.
+#: Outcomes of occurrences of schedules, as values of the label `outcome`.
 OCCURRENCES = ("made", "missed", "overlapped", "refused")
 #: Final outcomes of messages, each with its event; only a dead message may get another one, after a redrive.
 OUTCOMES = {

@@ -98,7 +98,7 @@ class Peers:
         link.handlers["hello"] = self._hear
 
     def start(self) -> None:
-        """Send notes now and from now on, once a second."""
+        """Send notes to all peers now, and from now on once a second."""
         self.tell()
         self._changed()
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self.start)

@@ -28,7 +28,7 @@ from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_reco
 #: Pauses after a step of a job, in seconds: usually; while commits take more than twice as long as before the job; and
 #: after a step that failed.
 _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
-#: Pause, in seconds, before jobs are looked at again that all wait: for their rates, or for disk space.
+#: Pause, in seconds, after which jobs are examined again if all of them wait for their rates, or for disk space.
 _LOOK_S = 0.1
 #: Actions that copy no records, so that they need no disk space; jobs with other actions wait while a node has too
 #: little of it.

@@ -65,7 +65,7 @@ class Grants:
         #: Deliveries that were granted ahead of their due time, and wait for it.
         self.deferred = DeferredDeliveries(term, self._check_quiet)
         self.cursor = CursorKeeper(term, core, self.changed, self._unrecorded_from)
-        #: Number of the last grant in this term.
+        #: Number of the last grant that was proposed in this term.
         self.seq = 0
         #: Offers (messages chosen for a poll) whose grants are proposed but not decided yet, by number of the grant.
         self.offers: dict[int, Offer] = {}

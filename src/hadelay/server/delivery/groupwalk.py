@@ -37,7 +37,7 @@ class GroupWalk:
 
     @property
     def wrong(self) -> int:
-        """Number of groups that violate Rule G."""
+        """Number of groups that violate Rule G (ADR 259), as far as the walks found any."""
         return max(self._wrong, self._wrong_before)
 
     def waits_since_ms(self, number: int = ALL) -> int:

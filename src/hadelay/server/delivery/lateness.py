@@ -181,7 +181,7 @@ class HandoutDelays:
         seen, at, grant, grants = (0, 0), list[int](), None, ledger.grants
         columns = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
         for term, seq, position in zip(*columns, strict=True):
-            if (key := (term, seq)) != seen:  # leases of one grant mostly come together
+            if (key := (term, seq)) != seen:  # leases of one grant are mostly adjacent
                 seen, at, grant = key, self._at.get(key, []), grants.get(key)
             if position >= len(at) or not at[position]:
                 delays.append(NONE32)

@@ -1,4 +1,4 @@
-"""Ends topics that nobody has used for their `expires_after`: the leader looks, and apply decides."""
+"""Ends topics that nobody has used for their `expires_after`: the leader searches for them, and apply decides."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ log = logging.getLogger("hadelay")
 
 #: Limit of topics that a log line names.
 _NAMED = 20
-#: Pause, in seconds, between two looks for unused topics, and limit of topics per look.
+#: Pause, in seconds, between two searches for unused topics, and limit of topics per search.
 _LOOK_S, _TOPICS = 5.0, 10_000
 #: Time in ms after the begin of a term in which no topic ends: consumers need time to ask the new leader.
 _GRACE_MS = 60_000
@@ -45,7 +45,7 @@ class TopicExpiry:
                 self._polled[topic.number] = max(until_ms, self._polled.get(topic.number, 0))
 
     def wake(self) -> None:
-        """Called with every sweep: begin to look again. The looks stop while no topic has `expires_after`."""
+        """Called with every sweep: begin to search again. No search runs while no topic has `expires_after`."""
         if self._asleep:
             self._rest()
 
@@ -64,7 +64,7 @@ class TopicExpiry:
 
     def _replicated(self, rows: list[TopicUse], result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # The command failed: report these polls again with the next look, because `_used` has removed those that
+            # The command failed: report these polls again with the next search, because `_used` has removed those that
             # are over.
             for number in [number for number, _, ends, _ in rows if not ends]:
                 self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
@@ -87,8 +87,8 @@ class TopicExpiry:
         return rows
 
     def _unused(self) -> list[TopicUse]:
-        """Command rows of topics that nobody has used for their `expires_after`. A row ends its topic; if something
-        needs the topic, it notes a use instead."""
+        """Command rows of topics that nobody has used for their `expires_after`. A row ends its topic; or, if something
+        needs the topic, it notes that the topic is used."""
         now = self._term.now()
         if now < self._not_before_ms:
             return []

@@ -1,4 +1,4 @@
-"""Receiving messages, and settling their leases."""
+"""Service for receiving messages, and for settling their leases."""
 
 import asyncio
 from collections.abc import Sequence

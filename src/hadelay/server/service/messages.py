@@ -59,8 +59,8 @@ _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
 #: Limit of a page of dead letters in bytes, exceeded only by a single larger letter; and number of letters read before
 #: other tasks of the event loop run.
 _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
-#: Pauses between two looks at a message whose end a reader waits for: first and longest pause in seconds, and factor by
-#: which the pauses grow.
+#: Pauses between two reads of the state of a message whose end a reader waits for: first and longest pause in seconds,
+#: and factor by which the pauses grow.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LATER = 0.01, 0.25, 1.2
 #: Number of topics in which a key is looked up before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 500

@@ -88,7 +88,7 @@ class TopicService(Service):
         return found
 
     async def list_subscriptions(self, name: str, *, stale: bool) -> list[Topic[str]]:
-        """The subscriptions of a topic. Raises NotFound."""
+        """List the subscriptions of a topic. Raises NotFound."""
         await self._confirm(stale)
         self._topic(name)
         found = list(self._node.ledger.topics.subscriptions_of(name))
