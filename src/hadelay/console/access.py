@@ -72,7 +72,8 @@ async def create(visit: Visit) -> Answer:
     made = await visit.service.access.create_token(
         visit.text("name"), hash_token(secret), scopes, lifetime_ms, visit.actor, aws_key=key
     )
-    # The secrets travel as the session's cookie does, which is worth as much; the next page shows them, and ends them.
+    # A cookie carries the secrets to the next page, as safely as the cookie of the session; that page shows them, and
+    # deletes the cookie.
     aws = "" if made.aws_key is None else aws_secret(made.aws_key)
     return visit.go("/console/access", Flash(made=made.name, secret=secret, aws_id=made.id, aws_secret=aws))
 

@@ -1,4 +1,5 @@
-"""Problems that need attention, for pages: the rows of one kind fold behind the first three, and rows have badges."""
+"""Problems that need attention, as pages show them: grouped by kind, all but the first three folded away; and as badges
+of topics."""
 
 from collections.abc import Container
 from itertools import groupby
@@ -6,7 +7,7 @@ from typing import NamedTuple
 
 from hadelay.api.attention import Attention, Kind, Row
 
-#: Kind of a row → what a fold, or the badge of a topic, says.
+#: Kind of problem → heading of a fold with such problems, and text of a topic's badge.
 WORDS: dict[Kind, str] = {
     "receiver": "receiver fails", "group": "group is stuck", "idle": "nobody consumes", "deaths": "messages died",
     "schedule": "schedule has problems", "drained": "node is drained", "leader": "leader changes",
@@ -15,14 +16,15 @@ WORDS: dict[Kind, str] = {
     "archive": "archive waits", "backup": "backup has problems", "backlog": "backlog grows", "late": "late",
     "paused": "paused", "upgrade": "upgrade is under way",
 }  # fmt: skip
-#: Number of rows of a kind that a page shows before the fold.
+#: Number of problems of one kind that a page shows; the others are folded away.
 _BEFORE = 3
-#: Kinds that a list of topics shows as a badge; the list has its own columns for the others.
+#: Kinds of problems that a list of topics shows as badges; for other kinds, the list has columns.
 _BADGES = ("receiver", "group", "idle", "backlog", "late")
 
 
 class Fold(NamedTuple):
-    """Rows of one kind and severity. unlisted: number of rows that the report left out."""
+    """Problems of one kind and severity: those that a page shows, and those that it folds away. unlisted: number of
+    problems that the report left out."""
 
     words: str
     shown: list[Row[str]]
@@ -33,12 +35,13 @@ class Fold(NamedTuple):
 class Alarms(NamedTuple):
     folds: list[Fold]
     total: int
-    #: Number of problems that the page leaves to the overview.
+    #: Number of problems that only the overview shows, and not this page.
     elsewhere: int
 
 
 def alarms(report: Attention[str] | None, of: Container[str] | None = None) -> Alarms | None:
-    """Problems for a page; None while they are unknown. of: kinds of things whose problems are shown; None: all."""
+    """Problems for a page; None while the problems are unknown. of: kinds of things whose problems are shown; None:
+    all."""
     if report is None:
         return None
     rows = [row for row in report.rows if of is None or row.what in of]
@@ -53,7 +56,7 @@ def alarms(report: Attention[str] | None, of: Container[str] | None = None) -> A
 
 
 def badges(report: Attention[str] | None) -> dict[str, list[Row[str]]]:
-    """Topic → rows that a list of topics shows as badges, at most one of a kind."""
+    """Topic → problems that a list of topics shows as badges, at most one of a kind."""
     found: dict[str, dict[str, Row[str]]] = {}
     for row in report.rows if report is not None else ():
         if row.kind in _BADGES and row.topic:

@@ -17,7 +17,7 @@ pages = Pages()
 _PAGE = 100
 #: Limit of calls of the service for one page: a call may find no batch that the visitor may read.
 _CALLS = 10
-#: What publishes the callback of an unfinished batch, in words, by the batch's `on`.
+#: Condition for the callback of an unfinished batch, in words, by the batch's `on`.
 _AWAITED = {
     "complete": "once all members are settled",
     "success": "once all members are acked",
@@ -27,7 +27,7 @@ _AWAITED = {
 
 @pages.get("/console/batches")
 async def overview(visit: Visit) -> Answer:
-    """All batches, the newest first. The query may name a key: its batch is shown then."""
+    """List all batches, the newest first. If the query has a key, redirect to the batch with this key."""
     if key := visit.query.get("q", "").strip():
         return visit.go(f"/console/batches/{check_batch_key(key)}")
     page = await _page(visit)
@@ -43,8 +43,8 @@ def _cursor(visit: Visit) -> str:
 
 
 async def _page(visit: Visit) -> Batches:
-    """Batches that the visitor may read, from the query's cursor on. The page is empty only if ten calls in a row found
-    none: a cursor leads on then."""
+    """Batches that the visitor may read, from the query's cursor on. If ten calls in a row found none, the page is
+    empty, but has a cursor for the next page."""
     may = partial(visit.may, "read")
     page = await visit.service.batches.page(cursor_of(_cursor(visit) or None), _PAGE, stale=visit.stale, may=may)
     for _ in range(1, _CALLS):
@@ -55,7 +55,7 @@ async def _page(visit: Visit) -> Batches:
 
 
 def _first(page: Batches) -> str:
-    """Key of the first batch of a page: with another one, the page is read anew."""
+    """Key of the first batch of a page: if another batch is the first one, the open page is read anew."""
     return page.batches[0].batch if page.batches else "none"
 
 
@@ -65,7 +65,7 @@ def _shared(visit: Visit) -> dict[str, Any]:
 
 @pages.live("/console/live/batches")
 def live_rows(visit: Visit) -> tuple[str, Any]:
-    """The rows of a list of batches."""
+    """Stream of an open list of batches: the rows of the list."""
 
     async def frame() -> dict[str, Any]:
         page, shared = await _page(visit), _shared(visit)
@@ -76,8 +76,8 @@ def live_rows(visit: Visit) -> tuple[str, Any]:
 
 
 def shares(batch: Batch[str]) -> tuple[float, float]:
-    """Percentages of the members that were acked, and that failed. The share of failed ones is at least one percent if
-    there are any: one of a million must be seen, too."""
+    """Percentages of the members that were acked, and that failed. If any member failed, the second one is at least 1,
+    so that one failure in a million can be seen."""
     if not batch.joined:
         return 0.0, 0.0
     failed = 100 * _failed(batch) / batch.joined
@@ -90,7 +90,7 @@ def _failed(batch: Batch[str]) -> int:
 
 
 def tone(batch: Batch[str]) -> str:
-    """Severity of the state of a batch: a name of a colour."""
+    """Severity of a batch's state, as the name of a colour."""
     if batch.state in ("expired", "cancelled"):
         return "warn"
     if batch.dead:
@@ -163,7 +163,8 @@ async def show(visit: Visit) -> Answer:
 
 
 async def _own(visit: Visit) -> str:
-    """The key in the path. Raises NotFound, and Forbidden if the visitor may not publish to the callback's topic."""
+    """Get the batch's key from the path, and check access. Raises NotFound, and Forbidden if the visitor may not
+    publish to the callback's topic."""
     key = _key(visit)
     visit.access.need_of("publish", await visit.service.batches.topic_of(key), "batch")
     return key
@@ -171,7 +172,7 @@ async def _own(visit: Visit) -> str:
 
 @pages.post("/console/batches/{batch}/seal")
 async def seal(visit: Visit) -> Answer:
-    """Let no further message join the batch."""
+    """Seal the batch: no further message can join."""
     key = await _own(visit)
     found = await visit.service.batches.seal(key, visit.actor)
     said = "Sealed: no further message can join."

@@ -14,7 +14,7 @@ _PREVIEW = 160
 
 
 class _Number(str):
-    """A number as the body writes it: as a float, it might lose digits."""
+    """A JSON number as the body writes it: as a float, it might lose digits."""
 
 
 _JSON = msgspec.json.Decoder(float_hook=_Number)

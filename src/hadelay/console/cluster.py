@@ -15,13 +15,13 @@ from hadelay.server.service.overview import HourRow
 
 pages = Pages()
 
-#: Limits of hours whose files the page shows, and of terms.
+#: Limit of hours whose files the page shows, and limit of terms that it shows.
 _HOURS, _TERMS = 240, 8
-#: Name of a check of /readyz → what the page calls it.
+#: Name of a check of /readyz → label on the page.
 _CHECKS = {
     "leader": "Leader", "clock": "Clock", "applied": "Log", "admitted": "Vote", "space": "Disk", "drained": "Drained",
 }  # fmt: skip
-#: Parts of the page that are live.
+#: Parts of the page that a stream keeps up to date.
 _LIVE = ("alarms", "members", "checks", "terms", "backups")
 
 
@@ -45,7 +45,8 @@ async def show(visit: Visit) -> Answer:
 
 
 def kind(hour: HourRow) -> str:
-    """Colour of an hour in the strip. An archived hour that is mapped is drawn as mapped: it is being handed out."""
+    """Colour of an hour in the strip of hours. An archived hour that is mapped has the colour of mapped hours, because
+    its messages are being handed out."""
     return "mapped" if hour.mapped else "archived" if hour.archived else "sealed" if hour.sealed else "future"
 
 
@@ -108,8 +109,8 @@ async def remove(visit: Visit) -> Answer:
 
 @pages.post("/console/cluster/replace")
 async def replace(visit: Visit) -> Answer:
-    """Replace a member in two steps, each after the person typed the name of the old one: the first adds the new one,
-    and the second, once the new one votes, removes the old one."""
+    """Replace a member in two steps, each after the person typed the old member's name. The first step adds the new
+    member; the second removes the old member, once the new member votes."""
     visit.need("admin")
     old, new, raft = visit.text("node"), visit.text("name"), visit.text("raft")
     if not old or visit.text("typed") != old:

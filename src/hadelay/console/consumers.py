@@ -1,4 +1,4 @@
-"""The page Consumers: who consumes, in all topics."""
+"""The page Consumers: the consumers of all topics."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ pages = Pages()
 
 #: Number of consumers on a page.
 _PAGE = 100
-#: Time without a receive after which a consumer counts as one that no longer asks, in ms.
+#: Time without a receive, in ms, after which the page shows a consumer as silent.
 _SILENT_MS = 300_000
 
 
@@ -45,7 +45,7 @@ async def overview(visit: Visit) -> Answer:
 
 
 def _kinds(now_ms: int) -> dict[str, Callable[[ConsumerOfTopics[str]], bool]]:
-    """Kinds of consumers that a page can show alone → whether a consumer is of the kind."""
+    """Filter of the page → function that tells whether a consumer passes the filter."""
 
     def silent(one: ConsumerOfTopics[str]) -> bool:
         return not one.waiting and (one.asked_at is None or now_ms - millis(one.asked_at) > _SILENT_MS)

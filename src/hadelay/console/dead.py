@@ -1,4 +1,4 @@
-"""The pages of dead letters: topics that have some, and the letters of one topic, grouped by the error."""
+"""The pages of dead letters: topics with dead letters, and the dead letters of one topic, grouped by their errors."""
 
 import re
 import secrets
@@ -24,7 +24,8 @@ from hadelay.rules.messages import check_rate
 
 pages = Pages()
 
-#: Number of dead letters that a page lists, as many as one bulk job names; and number that it groups by error.
+#: Number of dead letters that a page lists, which is also the limit of ids in a bulk job; and number of dead letters
+#: that it groups by error.
 PAGE, GROUPED = MAX_IDS, 1_000
 #: Limit of topics on the page of topics with dead letters.
 _TOPICS = 100
@@ -52,7 +53,8 @@ async def overview(visit: Visit) -> Answer:
 
 @pages.live("/console/live/dead")
 def live(visit: Visit) -> tuple[str, Any]:
-    """The rows of topics with dead letters: those that the page showed first, in their places."""
+    """Stream of the page of topics with dead letters: rows of the topics that the page showed first, in the same
+    order."""
     names = list[str]()
 
     async def frame() -> dict[str, Any]:
@@ -74,8 +76,8 @@ def live_letters(visit: Visit) -> tuple[str, Any]:
 
 
 def counted(visit: Visit, noun: str, state_of: Callable[[Topic[str]], str]) -> tuple[str, Any]:
-    """Stream of a page that has the number of some messages of a topic as its title. The page reads its lists anew when
-    its state changes."""
+    """Stream of a page whose title has a number of messages of a topic. The page reads its lists anew when the value of
+    `state_of` changes."""
     visit.need("read", visit.topic)
 
     async def frame() -> dict[str, Any]:
@@ -122,7 +124,7 @@ def _home(visit: Visit, notice: str) -> Answer:
 
 @pages.post("/console/topics/{topic}/dead/redrive")
 async def redrive(visit: Visit) -> Answer:
-    """Redrive the chosen letters: at once, or by a job if a rate is given."""
+    """Redrive the chosen dead letters: at once, or by a job if a rate is given."""
     visit.need("admin", visit.topic)
     rate = rate_of(visit)
     if visit.text("all"):
@@ -164,7 +166,7 @@ async def begin(visit: Visit, spec: JobSpec) -> Answer:
 
 @pages.post("/console/topics/{topic}/dead/redrive-group")
 async def redrive_group(visit: Visit) -> Answer:
-    """Redrive all letters of the topic whose last error is of one group, by a job."""
+    """Redrive all dead letters of the topic whose last error belongs to one group, by a job."""
     visit.need("admin", visit.topic)
     if not visit.text("error"):
         raise BadRequest("error: choose a group of errors")
@@ -172,7 +174,7 @@ async def redrive_group(visit: Visit) -> Answer:
 
 
 async def _redrive_all(visit: Visit, error: str, rate: float | None) -> Answer:
-    """Redrive all letters of the topic, or all with this error by a job."""
+    """Redrive the topic's dead letters with this error, by a job; without an error, redrive all of them."""
     if error:
         return await begin(visit, JobSpec("redrive", visit.topic, error=error, rate=rate))
     number = await visit.service.messages.redrive_all(visit.topic, rate, visit.actor)
@@ -182,7 +184,7 @@ async def _redrive_all(visit: Visit, error: str, rate: float | None) -> Answer:
 
 @pages.post("/console/topics/{topic}/dead/delete-chosen")
 async def delete_chosen(visit: Visit) -> Answer:
-    """Go to the page that counts the chosen letters, and deletes them once their number is typed."""
+    """Go to the page that counts the chosen dead letters, and deletes them once their number is typed."""
     visit.need("admin", visit.topic)
     some = {"error": visit.text("error")} if visit.text("all") else {"ids": ",".join(map(encode_id, chosen(visit)))}
     return visit.go(f"/console/jobs?{urlencode({'action': 'delete_dead', 'topic': visit.topic, **some})}")
@@ -190,7 +192,7 @@ async def delete_chosen(visit: Visit) -> Answer:
 
 @pages.post("/console/topics/{topic}/dead/redrive-all")
 async def redrive_all(visit: Visit) -> Answer:
-    """Redrive all letters of the topic, after the person typed their number."""
+    """Redrive all dead letters of the topic, after the person typed their number."""
     visit.need("admin", visit.topic)
     rate, topic = rate_of(visit), await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     check_typed(visit.text("typed"), visit.text("shown"), topic.dead)
@@ -198,18 +200,18 @@ async def redrive_all(visit: Visit) -> Answer:
 
 
 def check_typed(typed: str, shown: str, present: int) -> None:
-    """Check the count that a person typed before a purge. shown: count that the page showed. Raises BadRequest, and
-    Conflict if the count has changed by more than a tenth since."""
+    """Check the count that a person typed to confirm an action. shown: count that the page showed. Raises BadRequest if
+    another count was typed, and Conflict if the count has changed by more than a tenth since."""
     count = whole(shown, 15)
     if count is None or typed.replace(",", "") != shown:
         raise Wrong("typed", f"Type the count, {shown[:20]}, to confirm.")
     if abs(present - count) > max(10, count // 10):
-        raise Conflict(f"the count changed meanwhile: it is {present:,} now; reload the page to see of what")
+        raise Conflict(f"the count changed meanwhile: it is {present:,} now; reload the page, and check it again")
 
 
 @pages.post("/console/topics/{topic}/dead/delete")
 async def delete(visit: Visit) -> Answer:
-    """Delete all letters of the topic, after the person typed their number."""
+    """Delete all dead letters of the topic, after the person typed their number."""
     visit.need("admin", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     check_typed(visit.text("typed"), visit.text("shown"), topic.dead)

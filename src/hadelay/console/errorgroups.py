@@ -10,9 +10,9 @@ from hadelay.words import error_group
 class ErrorGroup(NamedTuple):
     """Messages with the same last error, apart from numbers in the error's text."""
 
-    #: Error with # in place of each number.
+    #: Text of the error, with # in place of each number.
     error: str
-    #: Error of the message that failed last, with its numbers.
+    #: Error text of the message that failed last, with its numbers.
     example: str
     number: int
     #: Times of the first and the last failure, in the API's format.

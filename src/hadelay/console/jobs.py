@@ -31,20 +31,21 @@ _ACTIONS = {
     "delete_dead": "Delete dead letters",
     "transfer": "Move to another topic",
 }
-#: Names of all actions of jobs for people. A form offers all but `fill`: new subscriptions begin fills.
+#: Names of all actions of jobs for people. A form offers all but `fill`, which only a new subscription begins.
 _NAMES = {**_ACTIONS, "fill": "Fill a subscription"}
 _FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to", "retrying")
-#: New due times of a reschedule, as the form calls them → as the API does.
+#: Field of the form for a new due time → field of the API.
 _CHANGES = {"shift": "shift", "delay": "delay", "at": "deliver_at"}
-#: Conditions that the form shows only on request, unless one is set.
+#: Conditions of a filter that the form shows only on request, unless one of them is set.
 _RARE = ("error", "group", "schedule", "retrying", "ids")
-#: Progress from which the time left is estimated.
+#: Progress of a job, from 0 to 1, from which on the page estimates the time left.
 _KNOWN = 0.02
 #: Fields of the form: the action, the filter, and the action's options (new due time, target topic, rate).
 FIELDS = ("action", *_FILTER, *_CHANGES, "into", "rate")
-#: Number of jobs in the table, the latest first.
+#: Number of jobs in the table, which has the latest ones.
 _SHOWN = 100
-#: Sums of a count so far, in the address of its next part; and the largest hour and index.
+#: Fields in the address of the next part of a count: position in the index, and numbers so far. And largest value of
+#: hour and index.
 _SUMS, _LARGEST = ("hour", "index", "matched", "leased"), (1 << 32) - 1
 #: Time limit of the count before a job begins, in seconds.
 _RECOUNT_S = 5.0
@@ -52,7 +53,7 @@ _RECOUNT_S = 5.0
 
 @pages.get("/console/jobs")
 async def overview(visit: Visit) -> Answer:
-    """The latest jobs, and a form for a new one: the form counts first."""
+    """The latest jobs, and a form for a new job, which counts the messages first."""
     asked = {name: visit.query.get(name, "").strip() for name in FIELDS}
     problem = None
     if asked["topic"]:
@@ -77,7 +78,7 @@ async def _latest(visit: Visit) -> list[Job[str]]:
 
 @pages.live("/console/live/jobs")
 def live_rows(visit: Visit) -> tuple[str, Any]:
-    """The rows of the list of jobs."""
+    """Stream of the list of jobs: its rows."""
 
     async def frame() -> dict[str, Any]:
         shared = {"names": _NAMES, "filter_of": in_words, "now": now(visit), "left_of": time_left}
@@ -114,8 +115,8 @@ def _spec(visit: Visit, asked: dict[str, str]) -> JobSpec:
 
 @pages.get("/console/jobs/count")
 async def count(visit: Visit) -> Answer:
-    """One part of a count, which takes about a second; htmx asks for the next part at once. The address has the sums so
-    far: they are shown to this person alone, and change nothing."""
+    """One part of a count, which takes about a second; htmx asks for the next part at once. The address has the numbers
+    so far: only this person sees them, and they change nothing."""
     asked = {name: visit.query.get(name, "").strip() for name in FIELDS}
     spec = _spec(visit, asked)
     hour, index, matched, leased = (whole(visit.query.get(name, "0"), 15) or 0 for name in _SUMS)
@@ -138,7 +139,7 @@ async def count(visit: Visit) -> Answer:
 
 
 def _list_of(asked: dict[str, str]) -> str:
-    """Address of the list with the messages of a job's filter; "" if no list has exactly these."""
+    """Address of a list with exactly the messages of a job's filter; "" if no list has these."""
     given, dead = {name for name in _FILTER if asked[name]}, asked["action"] in ("redrive", "delete_dead")
     if any(letter in asked["topic"] for letter in "*?["):
         return ""
@@ -161,7 +162,8 @@ async def begin(visit: Visit) -> Answer:
     typed, shown, request_id = visit.text("typed"), visit.text("matched"), visit.text("request_id")[:64]
     check_typed(typed, shown, counted := whole(shown, 15) or 0)
     present = await _recount(visit, spec, counted)
-    # A form that is sent twice leads to the job of the first time, which may have changed messages meanwhile.
+    # If the form is sent twice, show the job of the first time, although the count may differ: that job may have
+    # changed messages meanwhile.
     if not await visit.service.jobs.begun(request_id):
         check_typed(typed, shown, present)
     job = await visit.service.jobs.begin(spec, request_id, visit.actor)
@@ -169,8 +171,8 @@ async def begin(visit: Visit) -> Answer:
 
 
 async def _recount(visit: Visit, spec: JobSpec, counted: int) -> int:
-    """Number of messages that a job would change now. Where a count takes longer than some seconds, `counted` stands
-    in, unless more were found by then."""
+    """Number of messages that a job would change now. If counting takes too long: `counted`, or the number found so far
+    if it is larger."""
     until, matched, cursor = time.monotonic() + _RECOUNT_S, 0, (0, 0)
     while time.monotonic() < until:
         found, following = await visit.service.jobs.count(spec, cursor)
@@ -208,7 +210,7 @@ async def stop(visit: Visit) -> Answer:
 
 
 async def _job(visit: Visit) -> Job[str]:
-    """The job of the path. Raises NotFound, and Forbidden without the right to read its topics."""
+    """Get the job of the path. Raises NotFound, and Forbidden without the right to read the job's topics."""
     number = whole(visit.path["job"], 15)
     if number is None:
         raise NotFound(f"there is no job {visit.path['job'][:40]!r}")
@@ -231,7 +233,7 @@ def _left(visit: Visit, job: Job[str]) -> str:
 
 
 def in_words(job: Job[str]) -> str:
-    """Messages that a job is for, in words."""
+    """Describe the messages of a job's filter in words."""
     of = job.filter
     parts = [of.topic]
     parts += [f"tagged {', '.join(of.tags)}"] if of.tags else []

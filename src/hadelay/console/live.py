@@ -70,14 +70,16 @@ class Streams:
     async def _send(
         self, response: web.StreamResponse, visit: Visit, key: str, make: Make, still_in: Callable[[], object]
     ) -> None:
-        # A page that was hidden, or lost its connection, is older than the frames that were rendered meanwhile.
+        # A page that was hidden, or lost its connection, is older than the newest frame, and gets it. A page that was
+        # just opened gets only frames that are rendered later.
         sent, since = dict[str, str](), 0.0 if visit.query.get("again") else time.monotonic()
         while not self._stopping.is_set():
             try:
                 still_in()
                 frame = await self._frame(key, make, since)
             except Unauthorized:
-                # The browser asks again, maybe with a newer cookie: a person may have used other pages meanwhile.
+                # The browser connects again, maybe with a newer cookie: other pages may have renewed the session
+                # meanwhile.
                 await response.write(b"event: later\ndata: The session has ended.\n\n")
                 return
             except HadelayError as error:
@@ -98,8 +100,8 @@ class Streams:
 
     async def _frame(self, key: str, make: Make, since: float = 0.0) -> Frame:
         """The newest frame for `key`, rendered at most once per TICK_S for all streams together, and more rarely while
-        many different pages are open. Empty if none was rendered at the monotonic time `since` or later: a page that
-        was just opened is newer."""
+        many different pages are open. Empty if the newest frame is older than the monotonic time `since`: a page that
+        was just opened shows newer values."""
         now = time.monotonic()
         known = self._frames.get(key)
         if now >= self._free and (known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9)):

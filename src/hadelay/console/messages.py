@@ -31,12 +31,13 @@ from hadelay.words import span
 
 pages = Pages()
 
-#: Number of messages on one page of a list, and limit of the pages before that a page can lead back to.
+#: Number of messages on one page of a list, and limit of the previous pages to which a page can lead back.
 _PAGE, _TRAIL = 50, 30
 _ASKED = ("q", "topic", "tag", "state", "from", "to", "after")
 _MINUTE_MS, _LAST_ID = 60_000, (1 << 64) - 1
 _ID = re.compile(r"[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
-#: Position behind which a page begins: due time in ms, id of a message, and number of messages on the pages before.
+#: Pattern of the position behind which a page begins: due time in ms, id of a message, and number of messages on the
+#: previous pages.
 _POSITION = re.compile(r"([0-9]{1,15})-([0-9]{1,20})-([0-9]{1,12})")
 #: State of a message → CSS class that shows how serious the state is.
 TONES = {"ready": "warn", "blocked": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
@@ -47,7 +48,7 @@ async def find(visit: Visit) -> Answer:
     """Find a message by its id or key; or list messages in due order, of one topic or of all."""
     asked = {name: visit.query.get(name, "").strip() for name in _ASKED}
     asked["state"] = asked["state"] or "pending"
-    for name in ("from", "to"):  # links have times of the API; fields have times of the reader's zone
+    for name in ("from", "to"):  # links have times in the API's format, and form fields in the reader's zone
         with suppress(HadelayError, ValueError, OverflowError):
             asked[name] = asked[name] and as_field(to_instant(name, asked[name], 0, visit.zone), visit.zone)
     page, problem = Page([], None), None
@@ -96,8 +97,8 @@ async def find_named(visit: Visit, topic: str, text: str) -> list[Message[str]]:
 
 @pages.post("/console/messages/chosen")
 async def chosen(visit: Visit) -> Answer:
-    """Go to the page that counts the chosen messages, and changes them once their number is typed: those of the rows,
-    or all of the list."""
+    """Go to the page that counts the chosen messages, and changes them once their number is typed. The person has
+    chosen single rows, or the whole list."""
     action, listed = visit.text("action"), {name: visit.text(name) for name in _ASKED}
     wanted = {"action": action, "topic": listed["topic"] or "*"}
     if visit.text("all"):
@@ -120,7 +121,7 @@ async def chosen(visit: Visit) -> Answer:
 
 
 def _actions(visit: Visit, asked: dict[str, str]) -> dict[str, str]:
-    """Bulk jobs that the visitor may begin with messages of a list: name and what a button says."""
+    """Bulk jobs that the visitor may begin with messages of a list: action → text of its button."""
     scope, topic = "admin" if asked["state"] == "dead" else "publish", asked["topic"]
     if not (visit.may(scope, topic) if topic else visit.access.rights.may_somewhere(scope)):
         return {}
@@ -152,7 +153,8 @@ async def _list(visit: Visit, asked: dict[str, str]) -> Page:
     if end <= start:
         raise Wrong("to", "The end must be after the beginning.")
     tags = check_tags(visit.call.context.config, asked["tag"].split(",")) if asked["tag"] else ()
-    # Positions after which this page and the pages before it begin; the previous page begins after the last but one.
+    # Positions after which this page and the previous pages begin; the page before this one begins after the last but
+    # one.
     trail = [position for one in asked["after"].split(",") if (position := _POSITION.fullmatch(one))][-_TRAIL:]
     after, before = FIRST, 0
     if trail:
@@ -174,7 +176,7 @@ async def _list(visit: Visit, asked: dict[str, str]) -> Page:
 
 
 async def _count(visit: Visit, asked: dict[str, str], start_ms: int, end_ms: int) -> int | None:
-    """Number of messages of a list; None where only a look at each message could tell."""
+    """Number of messages of a list; None if each message would have to be read to count them."""
     if asked["state"] != "pending" or asked["tag"] or not (asked["topic"] or visit.may("read")):
         return None
     step_ms = -(-(end_ms - start_ms) // _MINUTE_MS) * _MINUTE_MS
@@ -203,7 +205,8 @@ async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=visit.stale)
     need_read(visit.access, message.topic)
     topic: dict[str, Any] = {}
-    # Without the settings if the topic is deleted, or is a subscription of which the token may read copies alone.
+    # Leave the settings out if the topic is deleted, or if the token may read the message of a subscription, but not
+    # the subscription itself.
     with suppress(NotFound):
         if visit.may("read", message.topic):
             topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=visit.stale))
@@ -278,7 +281,8 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 async def _target(visit: Visit, *, changes: bool = True) -> Message[str]:
-    """The message of the page. changes: whether the user may change it, too. Raises NotFound, Forbidden."""
+    """Get the message of the path. changes: whether the user must be allowed to change it, too. Raises NotFound,
+    Forbidden."""
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=False, stale=visit.stale)
     if changes:
         need_publish(visit.access, message)

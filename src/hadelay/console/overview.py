@@ -22,7 +22,7 @@ _ASK_S = 1.0
 _SOON_S = 15.0
 #: Histogram of due times: maximum number of bars; shortest and longest range, in ms.
 _BARS, _LEAST, _MOST = 150, 20_000, 20 * 365 * _DAY
-#: Number of topics that have their own part of each bar.
+#: Number of topics, the largest ones, whose part of each bar the histogram shows separately.
 _LARGEST = 4
 #: Possible widths of a histogram's bars, in seconds.
 _STEPS = (
@@ -127,7 +127,7 @@ async def topic_charts(visit: Visit) -> Answer:
 
 @pages.get("/console/due")
 async def due(visit: Visit) -> Answer:
-    """Histogram of due times of one topic; or of all topics, with the largest topics by themselves."""
+    """Histogram of due times of one topic; or of all topics, with the largest topics shown separately."""
     topic = visit.query.get("topic") or None
     visit.need("read", topic)
     start, end = (_bound(visit, name) for name in ("from", "to"))

@@ -1,4 +1,5 @@
-"""Errors in words for people, at the field of a form that is wrong; and what a redirect carries to the next page."""
+"""Errors in words for people, shown at the field of a form that is wrong; and messages that a redirect carries to the
+next page."""
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -13,12 +14,12 @@ from hadelay.errors import BadRequest, HadelayError
 _MOST = 400
 #: Beginning of an error's text that names a field, such as "lifetime: …" or "filter.tags: …".
 _FIELD = re.compile(r"([a-z_.]+): (?=\S)")
-#: First word of a text that is no name of a setting or a number, so it may begin with a capital letter.
+#: Pattern of the first word of a text, if the word may get a capital letter: it is no name of a setting, and no number.
 _WORD = re.compile(r"[a-z]+(?=[ ,:;])")
 
 
 class Wrong(BadRequest):
-    """A field of a form has a value that cannot be. The page shows the words at this field."""
+    """A field of a form has an invalid value. The page shows the text at this field."""
 
     def __init__(self, field: str, words: str) -> None:
         super().__init__(words)
@@ -26,7 +27,7 @@ class Wrong(BadRequest):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in the words of a page. field: name of a field of the form; "" for the form as a whole."""
+    """A problem in words for people. field: name of the form's field with the problem; "" for the form as a whole."""
 
     words: str
     field: str = ""
@@ -61,8 +62,8 @@ _FLASH = msgspec.json.Decoder(Flash)
 
 
 def problem_of(error: HadelayError, fields: Container[str] = ()) -> Problem:
-    """The error in words for people. fields: names of the form's fields; the words of an error that begins with one of
-    them belong to that field."""
+    """Describe an error in words for people. fields: names of the form's fields; if the error's text begins with one of
+    them, the problem is shown at this field."""
     words, field = error.detail or error.title, getattr(error, "field", "")
     if not field and (found := _FIELD.match(words)) is not None:
         name = next((name for name in (found[1], found[1].rpartition(".")[2]) if name in fields), "")
@@ -76,7 +77,7 @@ def problem_of(error: HadelayError, fields: Container[str] = ()) -> Problem:
 
 
 def sentence(words: str) -> str:
-    """A text of the API as a sentence."""
+    """Make a sentence of an error text of the API."""
     words = words.strip()
     if _WORD.match(words):
         words = words[0].upper() + words[1:]

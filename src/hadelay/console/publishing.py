@@ -1,4 +1,4 @@
-"""Messages published by hand: a test message of a topic, and an earlier message once more."""
+"""Publishes messages from pages: a test message to a topic, and a copy of an earlier message."""
 
 from hadelay.api.publishrequest import BatchItem
 from hadelay.api.service import Receipts, answered
@@ -17,7 +17,7 @@ pages = Pages()
 
 @pages.post("/console/topics/{topic}/publish")
 async def publish(visit: Visit) -> Answer:
-    """Publish a test message."""
+    """Publish a test message to the topic."""
     tags = [tag for tag in visit.text("tags").split(",") if tag.strip()]
     content_type, key = visit.text("content_type") or "text/plain", visit.text("key") or None
     item = BatchItem(visit.topic, content_type=content_type, key=key, tags=tags or None)
@@ -26,7 +26,7 @@ async def publish(visit: Visit) -> Answer:
 
 @pages.post("/console/messages/{id}/again")
 async def again(visit: Visit) -> Answer:
-    """Publish a message once more: a new one with the same body, type, tags, fields and group."""
+    """Publish a new message with the body, type, tags, fields and group of an earlier message."""
     old = await visit.service.messages.describe(parse_id(visit.path["id"]), body=True, stale=visit.stale)
     need_read(visit.access, old.topic)
     if SEPARATOR in old.topic:

@@ -19,7 +19,7 @@ from hadelay.words import span
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-#: Smallest page that is compressed, in bytes.
+#: Size of a page, in bytes, from which on it is compressed.
 _SMALL = 1_024
 #: Security headers of all pages: scripts and styles only from this node, forms only to it, and no page in a frame.
 SECURITY: Mapping[str, str] = {
@@ -36,7 +36,7 @@ class StaticFile(NamedTuple):
     body: bytes
     packed: bytes
     headers: dict[str, str]
-    #: First digits of the file's SHA-256. They are in the file's URL, so browsers may cache the file for ever.
+    #: First digits of the file's SHA-256. The file's URL contains them, so browsers may cache the file for ever.
     version: str
 
 
@@ -104,7 +104,7 @@ class Renderer:
             "count": count, "short": short, "rate": rate, "size": size, "span": span, "millis": millis,
             "instant": format_instant, "clock": self._clock, "exact": self._exact, "beside": beside,
         }  # fmt: skip
-        #: Zone of the times of the page that is rendered.
+        #: Time zone of the page that is being rendered.
         self._zone = zone_of(None)
         self._env.globals |= {"node": node, "cluster": cluster, "static": self.address_of}
 
@@ -112,16 +112,16 @@ class Renderer:
         return f"/console/static/{name}?v={self.static[name].version}"
 
     def render(self, template: str, values: Mapping[str, Any], zone: ZoneInfo) -> str:
-        """zone: of the times."""
+        """Render a template. zone: time zone in which the page shows times."""
         self._zone = zone
         return str(self._env.get_template(template).render(values, zone=zone.key))
 
     def block(self, template: str, values: Mapping[str, Any], zone: ZoneInfo) -> str:
-        """Render a part of a page that stands in a template of its own."""
+        """Render the template of a part of a page."""
         return self.render(f"parts/{template}", values, zone)
 
     def _clock(self, text: str, zone: str = "") -> Markup:
-        """HTML of a time. zone: another one than the reader's."""
+        """HTML of a time. zone: name of a time zone; "": the reader's."""
         return clock(text, zone_of(zone) if zone else self._zone)
 
     def _exact(self, text: str) -> Markup:
@@ -129,7 +129,7 @@ class Renderer:
 
 
 def as_answer(status: int, headers: Mapping[str, str], text: str | bytes, *, packs: bool) -> Answer:
-    """Make an answer to a browser that no cache may keep. packs: whether the browser accepts gzip."""
+    """Make an answer to a browser, which no cache may keep. packs: whether the browser accepts gzip."""
     body = text.encode() if isinstance(text, str) else text
     all_headers = CIMultiDict({"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **SECURITY})
     all_headers.update(headers)

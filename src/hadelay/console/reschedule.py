@@ -1,5 +1,5 @@
-"""Reschedule a message from its page: later by a time, in a time, or at a time; with a preview in the reader's zone,
-and a way back."""
+"""Reschedule a message from its page: by a shift, after a delay, or to a time; with a preview in the reader's time
+zone, and an undo."""
 
 import re
 from datetime import datetime, timedelta
@@ -19,7 +19,7 @@ from hadelay.rules.messages import new_due_time
 
 pages = Pages()
 
-#: Word of the form → field of the API's document.
+#: Choice in the form → field of the API's document.
 HOW = {"later by": "shift", "in": "delay", "at": "deliver_at"}
 #: Time after a reschedule for which the page offers to undo it, in ms.
 UNDO_MS = 30_000
@@ -53,7 +53,7 @@ async def reschedule(visit: Visit) -> Answer:
 
 @pages.get("/console/messages/{id}/preview")
 async def preview(visit: Visit) -> Answer:
-    """What the form would do, in words: old and new due time in the reader's zone."""
+    """Preview of a reschedule, in words: old and new due time in the reader's time zone."""
     message = await _message(visit)
     need_read(visit.access, message.topic)
     how, when = (visit.query.get(field, "").strip() for field in ("how", "when"))
@@ -71,7 +71,7 @@ async def preview(visit: Visit) -> Answer:
 
 
 def _asked(visit: Visit, how: str, when: str, expected: str) -> tuple[int, bool, int | None]:
-    """(when_ms, relative, expected_ms) of a form. Raises Wrong, Impossible."""
+    """Read a form: (when_ms, relative, expected_ms), as for MessageService.reschedule. Raises Wrong, Impossible."""
     if (field := HOW.get(how)) is None:
         raise Wrong("how", f"Choose {', '.join(HOW)}.")
     if not when:
@@ -81,12 +81,12 @@ def _asked(visit: Visit, how: str, when: str, expected: str) -> tuple[int, bool,
         due = Instant(parse_instant("expected", expected)) if expected else None
         document = Reschedule(**{field: value}, expected_deliver_at=due)
         return new_due_time(visit.call.context.max_delay_ms, document)
-    except BadRequest as error:  # names the field of the API
+    except BadRequest as error:  # the error names the field of the API, and the form has another one
         raise Wrong("when", error.detail.removeprefix(f"{field}: ")) from None
 
 
 def _instant(text: str, zone: ZoneInfo, now_ms: int) -> int:
-    """Unix ms of a time of day, which is the next one in the zone, or of any time that forms take."""
+    """Unix ms of a text. A time of day is the next one in the zone; other texts are times as all forms take them."""
     if (clock := _CLOCK.fullmatch(text)) is None:
         return max(to_instant("deliver_at", text.replace(" ", "T"), 0, zone), 0)
     here = datetime.fromtimestamp(now_ms / 1000, zone)
@@ -112,8 +112,8 @@ def moved(before_ms: int, after_ms: int, zone: ZoneInfo) -> str:
 
 
 def undo_of(message: Message[str], now: str) -> dict[str, Any] | None:
-    """The way back of a message that was rescheduled in the last 30 s: due times, and how long it is offered still.
-    None if there is none."""
+    """Undo of a reschedule in the last 30 s: old and new due time, and time for which the page still offers the undo.
+    None if there is nothing to undo."""
     history = message.history or []
     last, before = (history[-1] if history else None), (history[-2] if len(history) > 1 else None)
     if message.state not in ("scheduled", "ready", "blocked") or last is None or last.old_deliver_at is None:

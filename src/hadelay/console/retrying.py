@@ -24,7 +24,7 @@ _AGAIN_MS = 10_000
 
 @pages.get("/console/topics/{topic}/retrying")
 async def show(visit: Visit) -> Answer:
-    """Messages of a topic that wait after a failed attempt: the next ones, grouped by their last error."""
+    """Messages of a topic that wait after a failed attempt, those due first, grouped by their last error."""
     visit.need("read", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     ask = ListRequest(frozenset(), 0, LARGEST_MS, (), FIRST, GROUPED, retrying=True)
@@ -46,8 +46,8 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 def _state(visit: Visit, topic: Topic[str]) -> str:
-    """State of the page: it changes with the number of messages, and from time to time, since messages may fail again
-    while their number stays."""
+    """Value whose change makes an open page read its lists anew. It changes with the number of messages, and from time
+    to time, because messages may fail again while their number stays the same."""
     period = visit.service.access.now_ms() // _AGAIN_MS if topic.retrying else 0
     return f"{topic.retrying} {period}"
 

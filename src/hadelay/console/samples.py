@@ -24,7 +24,8 @@ log = structlog.get_logger("hadelay")
 
 #: Time between two samples in seconds, and number of samples that are kept: an hour.
 EVERY_S, KEPT = 10.0, 360
-#: Limits of the number of topics with samples of their own: the busiest topics, and other topics viewed last.
+#: Limits of the number of topics with samples of their own: the busiest topics, and topics whose pages were viewed
+#: last.
 BUSIEST, LOOKED_AT = 200, 50
 #: Number of samples after which the busiest topics are selected again.
 _CHOOSE = 30
@@ -39,7 +40,8 @@ _NOTHING = Recent(0, 0, 0, 0, 0, 0)
 
 
 class Look(NamedTuple):
-    """Message counters, and rates per second over 10 s. recent: ready messages, lateness; None without a leader."""
+    """Message counters, and rates per second over 10 s. recent: numbers of ready messages and lateness, as the leader
+    reports them; None without a leader."""
 
     totals: Totals
     recent: Recent | None
@@ -49,7 +51,8 @@ class Look(NamedTuple):
 
 
 class _Ring:
-    """The last samples: times in Unix ms, and counters as columns."""
+    """The last samples of some counters, in bounded memory. A row has the time in Unix ms, and a column for each
+    counter."""
 
     def __init__(self, columns: int) -> None:
         self._rows: NDArray[np.int64] = np.zeros((KEPT, columns + 1), np.int64)
@@ -207,7 +210,7 @@ def last_point(charts: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def with_gaps(charts: dict[str, Any]) -> dict[str, Any]:
-    """The series of charts with a point without values wherever samples are missing: the line has a gap there."""
+    """Add a point without values to the charts wherever samples are missing, so that their lines have a gap there."""
     at: list[float] = charts["at"]
     steps = np.diff(at)
     if not len(steps):

@@ -49,7 +49,7 @@ async def create(visit: Visit) -> Answer:
 
 @pages.get("/console/schedules/{schedule}/edit")
 async def edit(visit: Visit) -> Answer:
-    """The form with a schedule's values."""
+    """The form with the values of an existing schedule."""
     found = await visit.service.schedules.get(check_schedule_name(visit.path["schedule"]), body=True, stale=visit.stale)
     for scope in ("read", "publish"):
         visit.access.need_of(scope, found.topic, "schedule")
@@ -64,7 +64,7 @@ def _filled(found: Schedule[str]) -> dict[str, str]:
         text = body.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if "\r" in text or "\0" in text:  # a browser's text field would send other line ends, and no NUL
+    if "\r" in text or "\0" in text:  # send base64: a text field changes line ends, and cannot have NUL
         text, encoding = b64encode(body).decode(), "base64"
     if found.overlap == "wait":
         plain["group"] = None
@@ -117,7 +117,7 @@ async def save(visit: Visit) -> Answer:
 
 
 def _times(typed: dict[str, str], zone: ZoneInfo) -> dict[str, Any]:
-    """Fields of the API that say when the schedule is due."""
+    """Fields of the API about the times of the schedule."""
     found: dict[str, Any] = {name: to_instant(name, typed[name], 0, zone) for name in ("start", "end") if typed[name]}
     if typed["at"]:
         found["at"] = [to_instant("at", one.strip(), 0, zone) for one in typed["at"].splitlines() if one.strip()]

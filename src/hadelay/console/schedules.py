@@ -23,7 +23,7 @@ _PAGE, PREVIEW = 100, 10
 
 @pages.get("/console/schedules")
 async def overview(visit: Visit) -> Answer:
-    """All schedules by name, and a preview of a pattern."""
+    """All schedules by name, and a preview of a cron pattern."""
     (prefix, behind), page = _asked(visit), await _page(visit)
     cron, timezone = visit.query.get("cron", "").strip()[:200], visit.query.get("timezone", "").strip()[:64] or "UTC"
     preview, problem = None, None
@@ -44,7 +44,7 @@ async def overview(visit: Visit) -> Answer:
 
 
 def _asked(visit: Visit) -> tuple[str, str]:
-    """(beginning of the names, name behind which the page begins) of a list of schedules."""
+    """Query of a list of schedules: (prefix of the names, name after which the page begins)."""
     return visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
 
 
@@ -56,7 +56,7 @@ async def _page(visit: Visit) -> Any:
 
 @pages.live("/console/live/schedules")
 def live_rows(visit: Visit) -> tuple[str, Any]:
-    """The rows of a list of schedules."""
+    """Stream of a list of schedules: its rows."""
 
     async def frame() -> dict[str, Any]:
         shared = {"health": health, "now": now(visit)}
@@ -147,7 +147,8 @@ async def show(visit: Visit) -> Answer:
 
 
 async def _own(visit: Visit) -> str:
-    """The name in the path. Raises NotFound, and Forbidden if the visitor may not publish to the schedule's topic."""
+    """Get the schedule's name from the path, and check access. Raises NotFound, and Forbidden if the visitor may not
+    publish to the schedule's topic."""
     name = _name(visit)
     topic = await visit.service.schedules.topic_of(name)
     if topic is None:
@@ -179,7 +180,7 @@ async def trigger(visit: Visit) -> Answer:
 
 @pages.post("/console/schedules/{schedule}/backfill")
 async def backfill(visit: Visit) -> Answer:
-    """Make the occurrences of a past range, due now."""
+    """Make the occurrences of a past range; their messages are due now."""
     name = await _own(visit)
     start, end = (to_instant(field, visit.text(field), -1, visit.zone) for field in ("from", "to"))
     if start < 0 or end < 0:

@@ -13,7 +13,7 @@ from hadelay.rules.publishing import check_batch_key
 
 pages = Pages()
 
-#: Limits of topics and of schedules that a search shows, of names that a field offers, and of the characters searched.
+#: Limits: topics and schedules that a search shows, names that a field suggests, and characters of the searched text.
 _SHOWN, _OFFERED, _CHARS = 20, 12, 256
 
 
@@ -60,7 +60,7 @@ async def _batch(visit: Visit, text: str) -> Batch[str] | None:
 
 @pages.get("/console/names")
 async def names(visit: Visit) -> Answer:
-    """Names of topics that contain a text, for fields that take one."""
+    """Names of topics that contain a text, as suggestions for fields that take a topic."""
     text, may = visit.query.get("q", "").strip()[:_CHARS], partial(visit.may, "read")
     found, _ = await visit.service.overview.find_topics(text, "name", 0, _OFFERED, may=may, stale=True)
     return visit.json([one.topic for one in found])

@@ -11,18 +11,19 @@ import msgspec
 
 from hadelay.server.sessions import SharedSessions
 
-#: Time without a request after which a session ends, its longest life, and age from which on a cookie is made anew, ms.
+#: Limits of a session, in ms: time without a request after which it ends, lifetime, and age of a cookie that is
+#: renewed.
 IDLE_MS, LIFE_MS, FRESH_MS = 3_600_000, 12 * 3_600_000, 60_000
 #: Limit of the characters of a cookie.
 _LONGEST = 400
 
 
 class Session(msgspec.Struct, array_like=True, frozen=True):
-    #: Name of the session, which nobody can guess.
+    #: Random name of the session, which nobody can guess.
     name: str
     #: Id of the token: each request is admitted with it anew, so a revoked token ends the session.
     token_id: str
-    #: Cluster time of the sign-in and of the last request that was noted, Unix ms.
+    #: Cluster times, in Unix ms: of the sign-in, and of the last use that the cookie records.
     opened_ms: int
     used_ms: int
 
@@ -64,7 +65,7 @@ class Sessions:
         return None if over or session.name in self._shared.closed else session
 
     def renewed(self, session: Session) -> Session | None:
-        """The session as used now; None if its cookie is fresh enough."""
+        """The session with the present time as its last use; None if the cookie is too new to be renewed."""
         now_ms = self._now_ms()
         return msgspec.structs.replace(session, used_ms=now_ms) if now_ms - session.used_ms > FRESH_MS else None
 
@@ -73,7 +74,7 @@ class Sessions:
         self._shared.close(session.name)
 
     def csrf(self, given: str) -> bool:
-        """Whether the secret of a form without a session is one of this cluster."""
+        """Whether a node of this cluster made the secret `given` for forms without a session."""
         return any(hmac.compare_digest(given.encode(), _form(key).encode()) for key in self._shared.keys)
 
     @property

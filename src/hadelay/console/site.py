@@ -56,7 +56,7 @@ from hadelay.server.service.node import NodeService
 
 HOME = "/console/"
 _SIGN_IN = "/console/sign-in"
-#: Titles of error pages, where the API's title is none for people.
+#: Titles of error pages, for errors whose API title is not meant for people.
 _TITLES: dict[type[HadelayError], str] = {
     BadRequest: "This address is not complete", Forbidden: "Not allowed", Impossible: "Not possible",
     MethodNotAllowed: "This address shows nothing", Overloaded: "This node is busy",
@@ -71,10 +71,10 @@ _PARTS = (
     overview, search, topics, topicsettings, messages, reschedule, publishing, dead, retrying, consumers,
     schedules, scheduleform, batches, jobs, cluster, access,
 )  # fmt: skip
-#: Limit of the parts of a path for which an unknown page is answered with a page.
+#: Largest depth of an unknown path below /console that is answered with an error page.
 _DEEPEST = 6
 #: Pages in the order of the navigation: (name, label, icon, scope, whether the scope is needed for the whole cluster,
-#: key that opens the page behind a g).
+#: key that opens the page if it is pressed after g).
 _NAV = (
     ("overview", "Overview", "pulse", "read", True, "o"),
     ("topics", "Topics", "list", "read", False, "t"),
@@ -98,11 +98,13 @@ class Console:
         self.renderer = Renderer(service.node, service.cluster_id)
         self.sessions = Sessions(service.sessions, service.access.now_ms)
         self.streams, self.sampler = Streams(), Sampler(service)
-        #: Last reports of what needs attention: scopes of the reader → monotonic time in s, and task; the oldest first.
+        #: Recent reports of what needs attention: scopes of the reader → monotonic time in s, and task; the oldest
+        #: first.
         self._reports: dict[tuple[str, ...], tuple[float, asyncio.Task[Attention[str]]]] = {}
         #: Last count of messages that fall due soon (overview.py): monotonic time of its begin in s, and its task.
         self.soon: tuple[float, asyncio.Task[list[tuple[str, int]]] | None] = (0.0, None)
-        # Browsers send cookies to all ports of a host: the name of the cookie tells clusters on one machine apart.
+        # Browsers send cookies to all ports of a host, so the cookie's name differs between clusters on the same
+        # machine.
         self._cookie = f"hadelay-{crc32c(service.cluster_id.encode()):08x}"
         self.flash_cookie = f"{self._cookie}-flash"
         self.routes = Routes()
@@ -162,8 +164,8 @@ class Console:
         await self.sampler.stop()
 
     def cookie(self, name: str, value: str, life_s: int | None = None) -> str:
-        """A Set-Cookie header. life_s: None for a cookie that ends with the browser. SameSite=Lax: a link in a mail
-        opens its page; forms carry a secret besides."""
+        """Value of a Set-Cookie header. life_s: lifetime; None: until the browser is closed. SameSite=Lax, so that a
+        link in a mail opens its page; a secret protects the forms."""
         life = "" if life_s is None else f"; Max-Age={life_s}"
         return f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{'; Secure' if self._secure else ''}{life}"
 
@@ -196,8 +198,8 @@ class Console:
             return self._refused(visit, unexpected(error, call.request.method))
 
     def _renewed(self, visit: Visit, answer: Any) -> Any:
-        """The answer, with the session's cookie made anew if a person asked. A page that nobody looks at asks, too: for
-        its charts and by its stream."""
+        """The answer, with a renewed session cookie if a person made the request. An open page that nobody looks at
+        makes requests, too, for its charts and its stream: these must not keep the session alive."""
         session = visit.session
         if session is None or not isinstance(answer, Answer) or not visit.asked:
             return answer
@@ -215,7 +217,7 @@ class Console:
             return Visit(self, call, None, UNRESTRICTED)
         session = self.sessions.find(call.request.cookies.get(self._cookie))
         if session is None:
-            raise Unauthorized("no session, or one that is over: sign in")
+            raise Unauthorized("there is no session, or it has ended: sign in")
         return Visit(self, call, session, authenticator.admit_session(session.token_id))
 
     def _signed_out(self, call: Call) -> Answer:
@@ -272,7 +274,8 @@ class Console:
         return visit.page("sign_in.html", next=after if NEXT.fullmatch(after) else "")
 
     async def _sign_in(self, call: Call) -> Answer:
-        """Open a session. A wrong token leads to the form again, which says so once; `next` stays in its address."""
+        """Open a session. A wrong token leads back to the form, which shows the error once, and keeps `next` in its
+        address."""
         visit = Visit(self, call, None, UNRESTRICTED)
         authenticator = call.context.authenticator
         if authenticator is None:
@@ -296,7 +299,7 @@ class Console:
         return answer._replace(headers=headers)
 
     async def _set_zone(self, visit: Visit) -> Answer:
-        """Note the zone that a person chose, in a cookie, and go on with the page."""
+        """Store the time zone that a person chose in a cookie, and return to the page."""
         if (name := visit.text("zone") or "UTC") != zone_of(name).key:
             raise Wrong("zone", f"{name[:64]!r} is no time zone: write a name such as Europe/Vienna.")
         answer = visit.go(visit.origin or HOME)
@@ -313,7 +316,7 @@ class Console:
 
 
 def _frame(visit: Visit) -> tuple[str, Make]:
-    """The stream of a page without live parts: it tells who leads, and the number of problems."""
+    """Stream of a page without live parts: sends only the leader and the number of problems."""
 
     async def frame() -> Frame:
         return {}
@@ -322,7 +325,7 @@ def _frame(visit: Visit) -> tuple[str, Make]:
 
 
 def _again(visit: Visit) -> tuple[str, Make]:
-    """The stream of a list that console.js reads anew every ten seconds."""
+    """Stream of a list, which console.js reads anew every ten seconds."""
 
     async def frame() -> Frame:
         return {"state": str(time.monotonic() // _AGAIN_S)}
@@ -339,7 +342,7 @@ async def _only_a_form(visit: Visit) -> Answer:
 
 
 def _sign_in_for(after: str) -> str:
-    """Address of the sign-in form that leads to the page `after`."""
+    """Address of the sign-in form; after the sign-in, the browser goes to the page `after`."""
     return f"{_SIGN_IN}?next={quote(after, safe='')}" if after != HOME and NEXT.fullmatch(after) else _SIGN_IN
 
 
@@ -348,6 +351,7 @@ def _wants_stream(call: Call) -> bool:
 
 
 def _over(words: str) -> Answer:
-    """A stream that says why it ends. The status is 200: EventSource tells a script nothing about other answers."""
+    """Answer with a stream that only gives the reason for its end. The status is 200, because EventSource hides other
+    answers from scripts."""
     text = f"event: over\ndata: {' '.join(words.split())}\n\n"
     return as_answer(HTTPStatus.OK, {"Content-Type": "text/event-stream"}, text, packs=False)

@@ -31,7 +31,7 @@ pages = Pages()
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
-#: (tone, sentence) shown while there is no leader, in place of the reason why messages wait.
+#: (tone, sentence) that is shown without a leader, in place of the reason why messages wait.
 _NOBODY_KNOWS = "off", "Nobody knows what is ready: there is no leader."
 #: Age of a topic's oldest ready message, in ms, from which on its consumers, or its webhook's receiver, are too slow.
 _SLOW_MS = 10_000
@@ -53,7 +53,7 @@ async def overview(visit: Visit) -> Answer:
 
 
 def _asked(visit: Visit) -> tuple[str, str, str, int]:
-    """(text, order, choice, number of the page) of a table of topics."""
+    """Query of a table of topics: (searched text, sort order, filter, page number)."""
     text, order, choice = (visit.query.get(name, "") for name in ("q", "sort", "show"))
     order, choice = order if order in ORDERS else "name", choice if choice in CHOICES else "all"
     return text.strip()[:128], order, choice, min(whole(visit.query.get("page", ""), 5) or 0, _PAGES - 1)
@@ -72,7 +72,7 @@ async def _badges(visit: Visit) -> dict[str, Any]:
 
 @pages.live("/console/live/topics")
 def live_rows(visit: Visit) -> tuple[str, Any]:
-    """The rows of a table of topics: those that it showed first, in their places."""
+    """Stream of a table of topics: rows of the topics that the page showed first, in the same order."""
     names = list[str]()
 
     async def frame() -> dict[str, Any]:
@@ -180,7 +180,8 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
 
 
 async def _leader_page(visit: Visit) -> str:
-    """Address of the topic's page on the leader, which calls the webhooks; "" on the leader, and without one."""
+    """Address of the topic's page on the leader, because the leader calls the webhooks; "" on the leader, and without a
+    leader."""
     leader = visit.service.leader_name
     if leader is None or leader == visit.service.node:
         return ""
@@ -190,8 +191,8 @@ async def _leader_page(visit: Visit) -> str:
 
 
 def said(topic: Topic[str], problems: Sequence[Row[str]], at: str) -> list[tuple[str, str]]:
-    """(tone, sentence) about the topic at the time `at`: its problems, retries, and whether messages wait. Nothing is
-    good while there are problems or retries."""
+    """(tone, sentence) about the topic at the time `at`: its problems, retries, and whether messages wait. No tone is
+    "good" while there are problems or retries."""
     found = [(row.severity, row.sentence) for row in problems]
     if topic.retrying:
         many = "message waits" if topic.retrying == 1 else "messages wait"
@@ -263,7 +264,7 @@ def health(found: Health, now_ms: int) -> list[tuple[str, str]]:
 
 
 def _unlike_defaults(topic: Topic[str]) -> list[tuple[str, str]]:
-    """Settings of a topic that are set, as text; of a webhook its URL."""
+    """(name, text) of the settings of a topic that are set; of a webhook only the URL."""
     return [(name, text) for name, _, text in facts(topic) if "." not in name or name == "webhook.url"]
 
 
@@ -277,7 +278,7 @@ async def _pause(visit: Visit, config: dict[str, Any], notice: str) -> Answer:
 @pages.post("/console/topics/{topic}/pause")
 async def pause(visit: Visit) -> Answer:
     config = {"paused": True, "paused_reason": visit.text("reason") or None}
-    return await _pause(visit, config, "")  # the page says it
+    return await _pause(visit, config, "")  # no notice, because the page shows that the topic is paused
 
 
 @pages.post("/console/topics/{topic}/resume")
@@ -287,7 +288,7 @@ async def resume(visit: Visit) -> Answer:
 
 @pages.post("/console/topics/{topic}/purge")
 async def purge(visit: Visit) -> Answer:
-    """Cancel scheduled and ready messages, also blocked ones. As a confirmation, the user has to type their number."""
+    """Cancel scheduled and ready messages, also blocked ones, after the person typed their number."""
     visit.need("admin", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     states: list[str] = [state for state in ("scheduled", "ready") if state in visit.texts("state")]

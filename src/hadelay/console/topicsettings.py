@@ -1,5 +1,5 @@
-"""The settings of a topic: shown with their defaults, and changed by forms that settings/topic.py has the rows of; also
-creates and deletes topics."""
+"""The settings of a topic: shown with their defaults, and changed by forms that are made from the rows of
+settings/topic.py; also creates and deletes topics."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from hadelay.words import span
 
 pages = Pages()
 
-#: Settings that the form of the page Topic changes, and settings that are a map with a form of its own.
+#: Settings that the form of the page Topic changes; and settings with several fields, which have a form of their own.
 IN_FORM = [name for name, row in SETTINGS.items() if row.form]
 _MAPS = [name for name, row in SETTINGS.items() if row.kind.name == "parts"]
-#: Kind of a setting → text for the default None.
+#: Kind of a setting → text for a default that is None.
 _NONE = {
     "number": "no limit", "integer": "no limit", "duration": "never", "topic": "none", "parts": "none",
     "choice": "as the nodes",
@@ -33,7 +33,7 @@ _NONE = {
 
 
 class Row(NamedTuple):
-    """A setting, or a field of one, as the page shows it."""
+    """A setting, or one field of a setting, as the page shows it."""
 
     name: str
     help: str
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 def rows(topic: Topic[str], limits: HttpConfig) -> tuple[list[Row], dict[str, list[Row]]]:
-    """(settings that the form changes, fields of each setting that is a map) of a topic."""
+    """Rows for a topic's page: (settings that the form changes, fields of each setting that has several)."""
     shown, of = msgspec.to_builtins(topic), "subscriptions" if SEPARATOR in topic.topic else "topics"
     mine = [(name, SETTINGS[name]) for name in IN_FORM if SETTINGS[name].of in ("", of)]
     plain = [
@@ -72,7 +72,7 @@ def rows(topic: Topic[str], limits: HttpConfig) -> tuple[list[Row], dict[str, li
 
 
 def _fields(row: Setting, value: dict[str, Any]) -> Iterator[Row]:
-    """Fields of a setting that is a map. Secrets are not among the values: a form that is sent would store the mask."""
+    """Fields of a setting that has several. Secrets get no value: a form that is sent would store their mask."""
     blank = None if row.kind.read is None else row.kind.read({"url": ""})
     for name, part in row.kind.parts.items():
         if part.stored:
@@ -87,7 +87,7 @@ def _fields(row: Setting, value: dict[str, Any]) -> Iterator[Row]:
 
 
 def default_of(name: str, row: Setting, limits: HttpConfig) -> str:
-    """The value that a topic has without the setting, in words."""
+    """Value of a setting that is not set, in words."""
     value = getattr(DEFAULTS, name)
     if name == "lease_ms":
         value = limits.default_lease_ms
@@ -95,7 +95,7 @@ def default_of(name: str, row: Setting, limits: HttpConfig) -> str:
 
 
 def in_words(kind: Kind, value: Any) -> str:
-    """A default in words."""
+    """Write the default of a setting in words."""
     if value is None:
         return _NONE.get(kind.name, "none")
     if kind.name == "duration":
@@ -112,7 +112,8 @@ def _plain(name: str, value: Any) -> str:
 
 
 def facts(topic: Topic[str]) -> list[tuple[str, str, str]]:
-    """(name, help, value as text) of the settings that are set, fields of a setting one by one."""
+    """(name, help, value as text) of the settings that are set; each field of a setting with several has its own
+    entry."""
     shown, found = msgspec.to_builtins(topic), list[tuple[str, str, str]]()
     for name, row in SETTINGS.items():
         value = shown.get(shown_name(name))
@@ -180,7 +181,7 @@ async def change_map(visit: Visit) -> Answer:
 
 
 async def _put(visit: Visit, wanted: dict[str, Any], notice: str) -> Answer:
-    """Change settings of a topic that exists."""
+    """Change settings of a topic; NotFound if the topic does not exist."""
     limit = visit.call.context.config.max_topic_bytes
     name = check_topic_to_set(visit.topic, limit)
     visit.need("admin", name)
@@ -193,7 +194,7 @@ async def _put(visit: Visit, wanted: dict[str, Any], notice: str) -> Answer:
 
 @pages.post("/console/new/topic")
 async def create(visit: Visit) -> Answer:
-    """Create a topic, or a subscription of one, with the default settings."""
+    """Create a topic, or a subscription of a topic, with the default settings."""
     name = check_topic_to_set(visit.text("name"), visit.call.context.config.max_topic_bytes)
     visit.need("admin", name)
     try:

@@ -38,7 +38,7 @@ NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:*,-]*")
 
 
 class Visit:
-    """A request, its session and its rights. Pages get one, and return an answer."""
+    """A browser's request, with its session and its rights. Handlers of pages take a Visit, and return an answer."""
 
     def __init__(self, site: Any, call: Call, session: Session | None, access: RequestRights) -> None:
         self.site, self.call, self.session, self.access = site, call, session, access
@@ -46,11 +46,11 @@ class Visit:
         self._form: dict[str, list[str]] = {}
         #: Whether htmx asks for a part of the page.
         self.partial = call.request.headers.get("HX-Request") == "true"
-        #: Whether console.js sent the form: it gets JSON, and goes where that says.
+        #: Whether console.js sent the form: the answer is then JSON, with the address to which the script goes.
         self.scripted = call.request.headers.get("Accept") == "application/json"
-        #: Zone of the times of pages, and of times that a person types.
+        #: Time zone in which pages show times, and in which a person types them.
         self.zone = zone_of(call.request.cookies.get(COOKIE))
-        #: Report of problems, for the navigation and the title; None: unknown.
+        #: Report of problems, for the navigation and the page's title; None: unknown.
         self.report: Attention[str] | None = None
 
     @property
@@ -72,7 +72,7 @@ class Visit:
 
     @property
     def problems(self) -> int:
-        """Number of rows of the report."""
+        """Number of problems in the report."""
         return count_of(self.report)
 
     @property
@@ -86,14 +86,14 @@ class Visit:
 
     @property
     def stale(self) -> bool:
-        """Whether the page shows what this node knows by itself, because there is no leader to ask. Actions always ask
-        the leader."""
+        """Whether the page shows the state of this node, which may be stale, because no leader is known. Actions always
+        ask the leader."""
         return self.service.leader_name is None and self.call.request.method != "POST"
 
     @property
     def origin(self) -> str:
-        """Target of the page that this request comes from; "" if that is no page of a console. Its host is not
-        compared, since a proxy may have changed Host: a redirect stays at this one."""
+        """Path and query of the console's page that sent this request; "" for any other page. The page's host is not
+        compared, because a proxy may have changed Host. A redirect to the path stays on this host."""
         _, _, rest = self.call.request.headers.get("Referer", "").partition("://")
         target = "/" + rest.partition("/")[2].partition("#")[0]
         target = target.removeprefix(self.prefix)
@@ -107,7 +107,7 @@ class Visit:
 
     @property
     def asked(self) -> bool:
-        """Whether a person asked, and not a script of a page that is open."""
+        """Whether a person made the request, and not a script of an open page."""
         return self.call.request.method == "POST" or "text/html" in self.call.request.headers.get("Accept", "")
 
     @property
@@ -152,7 +152,7 @@ class Visit:
         return self._form.get(name, [])
 
     def problem_of(self, error: HadelayError) -> Problem:
-        """The error in words for people, at the field of the form, or of the query, that it names."""
+        """Describe an error in words for people, at the field of the form or of the query that it names."""
         return problem_of(error, self._form if self.call.request.method == "POST" else self.query)
 
     def fields(self) -> dict[str, str]:
@@ -178,7 +178,8 @@ class Visit:
         return str(self.site.renderer.block(template, values, self.zone))
 
     def under(self, html: str) -> str:
-        """HTML with addresses under the path of a proxy. Texts of users have no quotes that are not escaped."""
+        """Put the path of the proxy in front of the addresses in HTML. Users' texts stay unchanged, because their
+        quotes are escaped."""
         return html.replace('="/console/', f'="{self.prefix}/console/') if self.prefix else html
 
     def json(self, value: Any) -> Answer:
@@ -216,7 +217,7 @@ def whole(text: str, digits: int) -> int | None:
 
 
 def pairs(field: str, text: str) -> list[tuple[str, str]]:
-    """Lines NAME=VALUE of a field as pairs. Raises BadRequest."""
+    """Parse a form's field with lines NAME=VALUE: pairs of name and value. Raises BadRequest."""
     found = []
     for line in filter(None, map(str.strip, text.splitlines())):
         name, equals, value = line.partition("=")
@@ -244,7 +245,8 @@ class Pages:
         return self._add("GET", path)
 
     def post(self, path: str) -> Callable[[H], H]:
-        """Decorator for an action (POST). The form is checked to be of this session; the handler checks rights."""
+        """Decorator for an action (POST). Its form is accepted only from a page of the same session; the handler checks
+        rights."""
         return self._add("POST", path)
 
     def live(self, path: str) -> Callable[[LiveHandler], LiveHandler]:

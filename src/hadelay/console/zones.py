@@ -17,7 +17,7 @@ _LOCAL = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?))?")
 
 
 def zone_of(name: str | None) -> ZoneInfo:
-    """The zone with this IANA name; UTC if there is none."""
+    """The time zone with this IANA name; UTC if there is no such zone."""
     try:
         return load_zone((name or "UTC")[:64])
     except BadRequest:
@@ -39,7 +39,7 @@ def clock(text: str, zone: ZoneInfo, *, exact: bool = False) -> Markup:
     unless it is the present one. exact: with milliseconds, for timelines."""
     try:
         at = local(text, zone)
-    except (ValueError, OverflowError):  # at an end of the calendar
+    except (ValueError, OverflowError):  # the time is at an end of the calendar: show the text as it is
         return Markup('<time datetime="{0}">{0}</time>').format(text)
     year = "" if at.year == datetime.now(UTC).year else f" {at.year}"
     hms = f"{at:%H:%M:%S}.{text[20:23] or '000'}" if exact else f"{at:%H:%M:%S}" if at.second else f"{at:%H:%M}"
@@ -49,7 +49,7 @@ def clock(text: str, zone: ZoneInfo, *, exact: bool = False) -> Markup:
 
 
 def beside(text: str, now_ms: int) -> Markup:
-    """HTML of the time left until a time, or since; console.js keeps it up to date."""
+    """HTML of the time until a time, or since that time; console.js keeps it up to date."""
     left_ms = millis(text) - now_ms
     far_ms = abs(left_ms) if abs(left_ms) < 60_000 else abs(left_ms) // 60_000 * 60_000
     words = f"in {span(far_ms)}" if left_ms >= 0 else f"{span(far_ms)} ago"
@@ -57,7 +57,8 @@ def beside(text: str, now_ms: int) -> Markup:
 
 
 def to_instant(name: str, text: str, default: int, zone: ZoneInfo) -> int:
-    """Parse a time from a form to Unix ms: in the API's format, or in a browser's, which is in the reader's zone."""
+    """Parse a time from a form to Unix ms: in the API's format, or as a browser's field has it, in the reader's time
+    zone."""
     if not text:
         return default
     if (found := _LOCAL.fullmatch(text)) is None:

@@ -30,7 +30,7 @@ _OWN: Any = {"own_topics": True}
 
 
 class _Began(msgspec.Struct):
-    """Members of a job that order a list of jobs."""
+    """Members of a job by which lists of jobs are sorted."""
 
     began_at: str
     id: int

@@ -33,7 +33,8 @@ def _name(call: Call) -> str:
 
 
 class _Named(msgspec.Struct):
-    """Member of a schedule that orders a list of schedules: its name, which is also the cursor behind it."""
+    """Member of a schedule by which lists are sorted: its name, which is also the cursor of a page that begins after
+    it."""
 
     schedule: str
 

@@ -44,9 +44,9 @@ _PAIRS = {"d": ("h", "(1?[0-9]|2[0-3])"), "h": ("m", "[1-5]?[0-9]"), "m": ("s", 
 
 
 def _numbers(least: int, most: int) -> str:
-    """Pattern of the whole numbers from `least`, 0 or more, to `most`. To be short, the pattern leaves out numbers at
-    high limits: from 1,000 on, it allows only numbers with fewer digits than `most`; above 1, it begins at the next
-    power of ten."""
+    """Pattern of the whole numbers from `least`, 0 or more, to `most`. To keep the pattern
+    short, it leaves out some numbers: if `most` is 1,000 or more, those with as many digits as `most`; if `least` is
+    above 1, those below the next power of ten."""
     if most >= 1_000:
         most = 10 ** (len(str(most)) - 1) - 1
     if least > 1:

@@ -38,13 +38,14 @@ routes = Routes()
 
 
 class _Named(msgspec.Struct):
-    """Member of a topic that orders a list of topics."""
+    """Member of a topic by which lists of topics are sorted."""
 
     topic: str
 
 
 class _Waiting(msgspec.Struct):
-    """Members of a message group that order a list of groups: the longest wait first, then most blocked messages."""
+    """Members of a message group by which lists of groups are sorted: the longest wait first, then most blocked
+    messages."""
 
     since: str | None
     blocked: int
