@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from bench.delays.contenders import CONTENDERS
@@ -14,6 +15,9 @@ from bench.delays.workloads import WORKLOADS
 
 #: Results that the page is written from, the page, and the directory of its plots.
 RESULTS, PAGE, IMAGES = HERE / "measured.json", "docs/explanation/measured.md", "docs/images"
+
+#: Number of rounds of a full run, whose medians count.
+_MEDIAN_OF = 3
 
 _HEAD = """<!-- Written by `python -m bench delays --page RESULTS` from bench/delays/measured.json. -->
 
@@ -74,15 +78,16 @@ def _alt(name: str) -> str:
 
 def _conditions(results: Results) -> str:
     about, loads = results["machine"], [run["load"] for run in results["runs"]]
-    rounds = 1 + max(run["round"] for run in results["runs"])
-    full = results["sizes"] == Sizes().__dict__ and rounds >= 3
+    small, rounds = results["sizes"] != Sizes().__dict__, _rounds(results)
+    few = any(count < _MEDIAN_OF for counts in rounds.values() for count in counts.values())
     busy = max(loads) > 2 * (about["cpus"] or 1)
     commands = "; ".join(f"`{one}`" for one in results["command"].split("; "))
     text = [
         "## The run",
         f"- {about['date']}, commit {about['commit']}, {about['cpus']} × {about['cpu']}, Linux {about['kernel']}, "
         f"Python {about['python']}.",
-        f"- Command: {commands}. Rounds: {rounds}.",
+        f"- Command: {commands}.",
+        *_rounds_text(rounds),
         f"- Load average before the runs: {min(loads):.0f} to {max(loads):.0f}.",
         "- Sizes: " + ", ".join(f"{name} {value:g}" for name, value in results["sizes"].items()) + ".",
     ]
@@ -92,10 +97,12 @@ def _conditions(results: Results) -> str:
         )
     if results.get("note"):
         text.append(f"- {results['note']}")
-    if not full:
+    if small or few:
+        missing = ["sizes are small"] if small else []
+        missing += ["some medians of three rounds are missing"] if few else []
         text.append(
-            "- **Not the full run**: sizes are small and medians of three rounds are missing, so the figures say that "
-            "everything works, and what is lost or doubled. The full run is `python -m bench delays`, without options."
+            f"- **Not the full run**: {' and '.join(missing)}. A figure of one round says that a set-up works, and "
+            "what it loses or doubles. The full run is `python -m bench delays`, without options."
         )
     for workload, what in WORKLOADS.items():
         run = names(results, workload)
@@ -109,6 +116,27 @@ def _conditions(results: Results) -> str:
     ]
     text += [f"- Failed: {one}" for one in failed]
     return "\n".join([text[0], "", *text[1:]])
+
+
+def _rounds(results: Results) -> dict[str, Counter[str]]:
+    """Workload → contender → number of its rounds."""
+    counts: dict[str, Counter[str]] = {workload: Counter() for workload in WORKLOADS}
+    for run in results["runs"]:
+        counts[run["workload"]][run["contender"]] += 1
+    return counts
+
+
+def _rounds_text(rounds: dict[str, Counter[str]]) -> list[str]:
+    """Lines that say of how many rounds the figures are medians; workloads with the same rounds share a line."""
+    letters: dict[str, list[str]] = {}
+    for workload, counts in rounds.items():
+        by_number: dict[int, list[str]] = {}
+        for name, number in counts.items():
+            by_number.setdefault(number, []).append(f"`{name}`")
+        parts = [f"{number} of {', '.join(who)}" for number, who in sorted(by_number.items(), reverse=True)]
+        text = f"{next(iter(by_number))} each" if len(by_number) == 1 else "; ".join(parts)
+        letters.setdefault(text, []).append(f"({WORKLOADS[workload].letter})")
+    return [f"- Rounds in {', '.join(where)}: {text}." for text, where in letters.items() if text]
 
 
 def _contenders(results: Results) -> str:
