@@ -94,7 +94,8 @@ class MapChanges:
         return edit
 
     def _change(self, edit: Edit, steps: int) -> str:
-        """Do `steps` steps of a change, or all (-1). Returns why the change was not completed, "" if it was. Blocks."""
+        """Do `steps` steps of a change of the shard map, or all (-1). Returns why the change was not completed, "" if
+        it was. Blocks."""
         running = shardchange.change(self.at, edit)
         try:
             step = next(running)

@@ -58,10 +58,10 @@ class OpenCall(Protocol):
     """A client's call on a process, until its answer."""
 
     def broken(self) -> None:
-        """The process has ended: the caller gets no answer, and cannot know the outcome of the call."""
+        """Called when the process has ended: the caller gets no answer, and cannot know the outcome of the call."""
 
     def hang_up(self) -> None:
-        """The caller has closed its connection."""
+        """Called when the caller has closed its connection."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Process:
     #: Number of failed syncs of the disk before the process began; and time of this process's first failed sync.
     failed_before: int = 0
     failed_at: float | None = None
-    #: HTTP-level service of the node, set with the node.
+    #: Service of the node that answers clients (as HTTP does); set together with `node`.
     service: NodeService = field(init=False)
 
 
@@ -283,7 +283,8 @@ class Machines:
         return machine.process if machine is not None else None
 
     def any_process(self, rng: random.Random) -> Process | None:
-        """Any node that a client may ask; the node may be paused, cut off, or still starting."""
+        """Draw a running process that a client may ask; its node may be paused, cut off, or still starting. None if no
+        process runs."""
         running = [m.process for m in self.machines.values() if m.process is not None]
         return rng.choice(running) if running else None
 

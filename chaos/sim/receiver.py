@@ -127,7 +127,8 @@ class Caller:
             world.after(handling_s, self._answer, call, reaction[:3], end)
 
     def _alert(self, request: CallRequest, done: Done) -> None:
-        """Take an alert or, while the receiver is unreliable, sometimes refuse it; answer late in any case."""
+        """Handle the call of an alert: accept it or, while the receiver is unreliable, sometimes refuse it; answer
+        after a delay in any case."""
         receiver, world = self.receiver, self.receiver.world
         failed = not receiver.good and receiver.random.random() < 0.1
         seconds = receiver.random.uniform(0.01, 0.6)

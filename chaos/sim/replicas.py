@@ -126,7 +126,8 @@ def conserved(cluster: SimCluster) -> None:
 
 
 def nothing_forgotten(cluster: SimCluster) -> None:
-    """Check each node's sweeper (Oracles.nothing_forgotten)."""
+    """Check that no node's sweeper found a due message that the timing wheels had forgotten
+    (Oracles.nothing_forgotten)."""
     for node in cluster.nodes():
         cluster.oracles.nothing_forgotten(node)
 

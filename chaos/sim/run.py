@@ -96,7 +96,7 @@ class Shape:
 
     size: int
     sync: str
-    #: Simulated seconds under faults.
+    #: Duration of the faults, in simulated seconds.
     faults_s: float
     producers: int
     consumers: int
@@ -148,7 +148,8 @@ class Shape:
 
 
 def _begin_ms(seed: int) -> int:
-    """Unix ms, shortly after the run's start: the start of an hour or, in some runs, of summer time in Vienna."""
+    """Time, in Unix ms, before which the run begins shortly: the start of an hour or, in some runs, of summer time in
+    Vienna."""
     return _CLOCK_CHANGE_MS if random.Random(f"clock {seed}").random() < 0.15 else _AN_HOUR_MS
 
 

@@ -34,7 +34,7 @@ _GRACE_MS, _DAY_MS = 60_000, 86_400_000
 #: Longest time, in ms, from the leader's decision to fire a schedule until its apply: an occurrence is checked for
 #: lateness only if it is late by more than this.
 _SLACK_MS = 15_000
-#: Bit of INDEX.flags: the message was due when it was rescheduled.
+#: Bit in the field `flags` of an index entry: the message was already due when it was rescheduled.
 _WAS_DUE = 32
 #: Optional fields of a specification. The fired occurrences are counted for each field, to show that runs test it.
 SHAPES = ("at", "start_ms", "end_ms", "max_occurrences", "jitter_ms", "group")
@@ -104,8 +104,8 @@ class Timetable:
         #: Id of each message of a schedule → its occurrence; or, for a trigger, the time of the request.
         self.made: dict[int, int] = {}
         self._begun = False
-        #: Whether the present entry has no other command about schedules: then the state of the ledger, which follows
-        #: the whole entry, is that after the command.
+        #: Whether no other command of the present entry is about schedules. Only then does the state of the ledger,
+        #: which follows the whole entry, show the effect of the command alone.
         self._alone = True
 
     def begin(self, ledger: Ledger) -> None:

@@ -35,7 +35,7 @@ _TRIES = 5
 
 
 class HadelayJobStore(BaseJobStore):
-    """Keeps jobs on a cluster, for any number of processes: each run happens in one of them.
+    """Job store that keeps jobs in a cluster, for any number of processes; each run of a job happens in one of them.
 
         scheduler.add_jobstore(HadelayJobStore("http://n1:8400,http://n2:8400"))
 

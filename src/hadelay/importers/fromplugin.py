@@ -56,7 +56,7 @@ def delayed(lines: Iterable[bytes], topic: str, exchange: str | None, vhost: str
         if text.strip().isdigit():
             if int(text) != (count or 0):
                 break
-            count = 0  # the list of another node may follow
+            count = 0  # begin to count anew: the list of another node may follow
             continue
         if not text.strip():
             continue

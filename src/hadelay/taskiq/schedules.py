@@ -61,7 +61,7 @@ class HadelayScheduleSource(ScheduleSource):
             raise ValueError(
                 f"{schedule.schedule_id}: cron_offset is a time zone such as Europe/Vienna, not an interval"
             )
-        # taskiq's scheduler process adds this label, too
+        # Add the label schedule_id, as taskiq's own scheduler process does.
         given = {**schedule.labels, "schedule_id": schedule.schedule_id}
         labels = {label: prepare_label(value) for label, value in given.items()}
         call = TaskiqMessage(
