@@ -15,7 +15,7 @@ from hadelay.ledger.hours.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.views.describe import describe
 from hadelay.ledger.views.listing import ListQuery, listing
-from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, PENDING, Key, State
+from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, NEVER_MS, PENDING, Key, State
 from hadelay.server.service.cluster import others_left
 from hadelay.server.service.duecounts import DueCounts
 
@@ -108,7 +108,9 @@ def _described(cluster: SimCluster, node: Node) -> None:
         same = (found.topic, found.body, tuple(unpack(found.meta).tags)) == (message.topic, message.body, message.tags)
         # A lease that ends, a nack and a reschedule change the due time; each is in the message's history.
         moved = found.history or history.moved(message) or history.meant("redrive", message, found.id)
-        due = message.deliver_at_ms if moved or found.state not in PENDING else found.deliver_at_ms
+        # A restored cluster does not know the due time of a message that was rescheduled about the time of the backup.
+        unknown = moved or message.deliver_at_ms == NEVER_MS
+        due = message.deliver_at_ms if unknown or found.state not in PENDING else found.deliver_at_ms
         text = f"message {message.number}, due {message.deliver_at_ms}, is described as {found}"
         cluster.decide("reads, described", not same or due != message.deliver_at_ms, text, found.id, who=node.name)
 
