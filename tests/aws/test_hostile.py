@@ -235,7 +235,7 @@ SQS: list[Bad] = [
     Bad("CreateQueue", {"QueueName": PLAIN, "Attributes": {"DelaySeconds": "7"}}, "QueueNameExists"),
     *(attributes(ATTRIBUTE, **{name: text}) for name, text in (
         ("DelaySeconds", "-1"), ("DelaySeconds", "1.5"), ("DelaySeconds", ""), ("DelaySeconds", "9" * 20),
-        ("DelaySeconds", "٣"), ("VisibilityTimeout", "43201"), ("VisibilityTimeout", " 5"),
+        ("DelaySeconds", "٣"), ("DelaySeconds", "null"), ("VisibilityTimeout", "43201"), ("VisibilityTimeout", " 5"),
         ("MessageRetentionPeriod", "59"), ("MaximumMessageSize", "1023"), ("MaximumMessageSize", "9999999"),
         ("ReceiveMessageWaitTimeSeconds", "21"), ("SqsManagedSseEnabled", "true"), ("Policy", "{}"),
         ("KmsMasterKeyId", "k"),

@@ -278,6 +278,9 @@ def test_groups_and_their_tags(cluster: Cluster, scheduler: Any, sqs: Any, names
     scheduler.tag_resource(ResourceArn=group, Tags=[{"Key": "team", "Value": "cash"}])
     scheduler.untag_resource(ResourceArn=group, TagKeys=["cost", "none"])
     assert scheduler.list_tags_for_resource(ResourceArn=group)["Tags"] == [{"Key": "team", "Value": "cash"}]
+    topic = cluster.topic("n1", "aws-schedule-group.billing")
+    assert {name: text for name, text in topic["labels"].items() if not name.startswith("aws:")} == {"team": "cash"}
+    assert not [url for url in sqs.list_queues().get("QueueUrls", []) if "aws-schedule-group" in url]
     answer = scheduler.get_schedule_group(Name="billing")
     assert (answer["Arn"], answer["Name"], answer["State"]) == (group, "billing", "ACTIVE")
     assert abs(answer["CreationDate"].timestamp() - time.time()) < 60
@@ -403,7 +406,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"Target": {"Input": ""}}, "Input"),
     ({"Target": {"Input": "x" * 70_000}}, "at most 65536"),
     ({"Target": {"Input": "<aws.scheduler.scheduled-time>"}}, "are not replaced"),
-    ({"Target": {"KinesisParameters": {"PartitionKey": "p"}}}, "kinesis_parameters"),
+    ({"Target": {"KinesisParameters": {"PartitionKey": "p"}}}, "KinesisParameters"),
     ({"Target": {"RetryPolicy": {"MaximumRetryAttempts": 186}}}, "MaximumRetryAttempts"),
     ({"Target": {"RetryPolicy": {"MaximumEventAgeInSeconds": 59}}}, "MaximumEventAgeInSeconds"),
     ({"Target": {"DeadLetterConfig": {"Arn": "arn:aws:sns:us-east-1:123456789012:t"}}}, "DeadLetterConfig"),

@@ -241,10 +241,12 @@ def test_secret_access_key_opens_nothing_else() -> None:
     assert key not in (hash_token(SECRET), aws_key(SECRET + "x"))
 
 
-def test_cached_signing_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signature, "_MAX_KEYS", 3)
-    check = Signatures(service(SHOP), required=True)
-    for region in range(10):
-        claim = signature.Claim(SHOP.id, "20261129", f"r{region}", "sqs", (), "")
-        assert check._key(SHOP, claim) == check._key(SHOP, claim)
-        assert len(check._keys) <= 3
+def test_caches_are_bounded_and_keep_no_rights_of_changed_tokens() -> None:
+    for region in range(signature._MAX_KEYS + 10):
+        signature.signing_key("secret", "20261129", f"r{region}", "sqs")
+    assert signature.signing_key.cache_info().currsize == signature._MAX_KEYS
+    source = service(SHOP)
+    check = Signatures(source, required=True)
+    assert not check.signed(signed()).may("read", "orders-eu")
+    source.tokens = {SHOP.id: SHOP._replace(scopes=("read:orders-*",))}
+    assert check.signed(signed()).may("read", "orders-eu")

@@ -11,6 +11,8 @@ import re
 from hadelay.aws.errors import AwsError
 
 REGION, ACCOUNT = "hadelay", "000000000000"
+#: Prefix of the topics that stand for groups of schedules, and are no queues.
+GROUPS = "aws-schedule-group."
 _ARN = re.compile(r"arn:[a-z0-9-]+:([a-z0-9-]+):([a-z0-9-]*):([0-9]{12}):(\S{1,1024})")
 _URL = re.compile(r"(?:https?://[^/?#\s]{1,512})?(?:/aws/sqs)?/([0-9]{12})/([A-Za-z0-9._~-]{1,255})")
 

@@ -1,20 +1,22 @@
 """The door for AWS SDKs: adds routes, reads the body, checks who asks, relays to the leader, and answers errors.
 
-Each AWS service is a `Protocol`, which says how it writes an error; its handlers get an `Ask`. They raise AwsError, or
-the errors of the services below.
+Each AWS service is a `Protocol`, which says how it writes an error; its handlers get an `Ask`. They raise HadelayError:
+an AwsError has the code of AWS, and the code of any other error is looked up.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from random import getrandbits
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from hadelay.api.problems import refusal
-from hadelay.api.service import Leader
+from hadelay.api.service import Leader, Receipts, answered
 from hadelay.aws.errors import AwsError, Codes, translated
 from hadelay.aws.signature import FORWARDED_HOST, Signatures, SignedRequest
-from hadelay.errors import Forbidden, HadelayError, Misdirected, Overloaded, Unauthorized
+from hadelay.errors import HadelayError, Misdirected, Overloaded
 from hadelay.http import answers
 from hadelay.http.answers import Answer, unexpected
 from hadelay.http.call import Call
@@ -22,8 +24,12 @@ from hadelay.http.forwarding.forwarder import Destination
 from hadelay.http.forwarding.heads import SHARD, forward_head
 from hadelay.http.parts import all_parts
 from hadelay.http.routes import OPEN, Routes
+from hadelay.http.sharding import ShardRouter
+from hadelay.model import Draft
 from hadelay.rights import SCOPES
 from hadelay.rules.access import RequestRights
+from hadelay.server.service.node import NodeService
+from hadelay.settings.node import HttpConfig
 
 #: Headers that belong to one connection, or that the relaying node sets anew.
 _HOP = {"connection", "content-length", "transfer-encoding", "expect", "keep-alive", "te", "via", "accept-encoding"}
@@ -32,6 +38,8 @@ _OWN_HEADERS = frozenset({"host", *_HOP})
 _RELAYED_BY = "X-Relayed-By"
 #: Header of all answers of a door.
 _REQUEST_ID = "x-amzn-RequestId"
+#: Header with the code of an error, in APIs of the kind REST JSON.
+ERROR_TYPE = "x-amzn-ErrorType"
 
 
 class Ask(NamedTuple):
@@ -42,22 +50,44 @@ class Ask(NamedTuple):
     body: bytes
 
     @property
+    def headers(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.call.request.headers
+        return found
+
+    @property
+    def service(self) -> NodeService:
+        return self.call.context.service
+
+    @property
+    def router(self) -> ShardRouter:
+        return self.call.context.router
+
+    @property
+    def limits(self) -> HttpConfig:
+        return self.call.context.config
+
+    @property
     def origin(self) -> str:
         """Scheme, host and port by which the client came."""
-        context, headers = self.call.context, self.call.request.headers
-        encrypted = context.tls is not None or _first(headers.get("X-Forwarded-Proto")).lower() == "https"
-        return f"{'https' if encrypted else 'http'}://{self._host or context.config.listen}"
+        proxied = _first(self.headers.get("X-Forwarded-Proto")).lower()
+        scheme = "https" if self.call.context.tls is not None or proxied == "https" else "http"
+        return f"{scheme}://{self._host or self.limits.listen}"
 
     @property
     def _host(self) -> str:
-        headers = self.call.request.headers
-        return _first(headers.get(FORWARDED_HOST)) or str(headers.get("Host", ""))
+        return _first(self.headers.get(FORWARDED_HOST)) or self.headers.get("Host", "")
 
     @property
     def retry_key(self) -> bytes | None:
         """Idempotency key of the request: SDKs repeat this header in all tries of one call. None without the header."""
-        invocation = self.call.request.headers.get("amz-sdk-invocation-id", "")
+        invocation = self.headers.get("amz-sdk-invocation-id", "")
         return f"aws {invocation}".encode() if 0 < len(invocation) <= 128 else None
+
+    async def publish(self, drafts: list[Draft], key: bytes | None) -> Receipts:
+        """key: idempotency key of the request. Raises HadelayError."""
+        sender = self.access.actor.token
+        found: Receipts = await answered(lambda done: self.service.publish(drafts, key, done, sender))
+        return found
 
     def may_any(self, topic: str) -> bool:
         """Whether the caller has any scope for the topic, and so may know that it exists."""
@@ -71,16 +101,16 @@ class Ask(NamedTuple):
     def relayed_by(self) -> str:
         """Name of the node that relayed this request; "" if an AWS client sent it. A node can follow a redirect to the
         leader; an AWS client cannot."""
-        return str(self.call.request.headers.get(_RELAYED_BY, ""))
+        return self.headers.get(_RELAYED_BY, "")
 
     async def relay(self, leader: Leader, wait_ms: int) -> Answer:
         """Send the request to the leader as it came, with its signature, and return the leader's answer."""
-        call, request = self.call, self.call.request
-        headers = {name: text for name, text in request.headers.items() if name.lower() not in _OWN_HEADERS}
-        headers.setdefault(FORWARDED_HOST, request.headers.get("Host", ""))
-        headers[_RELAYED_BY] = call.service.node
+        call = self.call
+        headers = {name: text for name, text in self.headers.items() if name.lower() not in _OWN_HEADERS}
+        headers.setdefault(FORWARDED_HOST, self.headers.get("Host", ""))
+        headers[_RELAYED_BY] = self.service.node
         asked = call.context.relay.ask(
-            leader, request.method, call.target, self.body, headers, wait_ms, names=tuple(headers)
+            leader, call.request.method, call.target, self.body, headers, wait_ms, names=tuple(headers)
         )
         answer = await call.context.polls.run(asked)
         if answer.status == HTTPStatus.NOT_FOUND:  # a door answers a receive with no such status
@@ -90,10 +120,11 @@ class Ask(NamedTuple):
     async def forward(self, to: Destination) -> Answer:
         """Send the request to another shard as it came, with its signature, and return the shard's answer. Raises
         HadelayError."""
-        call, context = self.call, self.call.context
-        fields = call.request.raw_headers
-        head = forward_head(call.request.method, call.target, fields, context.service.node, host=self._host)
-        answer = await context.forwarder.answer(to, head, self.body)
+        call = self.call
+        head = forward_head(
+            call.request.method, call.target, call.request.raw_headers, self.service.node, host=self._host
+        )
+        answer = await call.context.forwarder.answer(to, head, self.body)
         headers = dict(answer.headers)
         if headers.pop(_REQUEST_ID.title(), None) is None:
             if answer.status == HTTPStatus.NOT_FOUND:
@@ -101,22 +132,32 @@ class Ask(NamedTuple):
             raise refusal(f"shard {to.shard}", head.method, answer.status, headers, answer.body)
         return answer._replace(headers=headers)
 
-    async def forward_all(self, to: Iterable[Destination]) -> list[Answer | HadelayError]:
-        """Forward the request to several shards at once; returns the answer of each, or its error."""
-        return await all_parts([self.forward(one) for one in to])
+    async def part(self, to: Destination) -> Any:
+        """The document with which another shard answers the request; None for an answer without one. Raises
+        HadelayError, also for a refusal."""
+        answer = await self.forward(to)
+        document: Any = msgspec.json.decode(answer.body) if answer.body else None
+        if answer.status < HTTPStatus.BAD_REQUEST:
+            return document
+        code = answer.headers.get(ERROR_TYPE.title()) or document["__type"].partition("#")[2]
+        raise AwsError(code, document.get("message") or document["Message"], answer.status)
+
+    async def parts(self, to: Iterable[Destination]) -> list[Any]:
+        """What several shards answer: of each the document, or its error."""
+        return await all_parts([self.part(one) for one in to])
 
 
 def _no_door(where: str) -> Overloaded:
     return Overloaded(f"{where} does not serve AWS SDKs: set `aws = true` in the section [http] of its nodes' files")
 
 
-def answered(found: Iterable[Answer | HadelayError]) -> list[Answer]:
-    """The answers of several shards. Raises the error of a shard without an answer; an unknown outcome goes first."""
+def whole(found: Iterable[Any]) -> list[Any]:
+    """The documents of several shards. Raises the error of a shard without one; an unknown outcome goes first."""
     found = list(found)
     errors = [one for one in found if isinstance(one, HadelayError)]
     if errors:
         raise min(errors, key=lambda error: error.outcome_known)
-    return [one for one in found if isinstance(one, Answer)]
+    return found
 
 
 def _first(values: str | None) -> str:
@@ -163,23 +204,20 @@ class Door:
         )(partial(self._answer, protocol, name, handler))
 
     async def _answer(self, protocol: Protocol, name: str, handler: Handler, call: Call) -> Answer:
+        context, request = call.context, call.request
         try:
-            body = await call.read(call.context.config.max_batch_bytes, "max_batch_bytes")
-            request = call.request
+            body = await call.read(context.config.max_batch_bytes, "max_batch_bytes")
             access = self._signatures.signed(SignedRequest(request.method, call.target, request.headers, body))
             answer = await handler(Ask(call, access, body))
-        except AwsError as error:
-            answer = protocol.refusal(call, error)
         except Misdirected as error:
             del error.extra["nodes"]  # for the node that forwarded the request: it has the addresses in its own map
             answer = answers.refusal(error)
         except HadelayError as error:
-            if isinstance(error, Unauthorized | Forbidden):
-                call.context.denials.note(name, error)
-            if SHARD in call.request.headers and (here := call.context.router.here) is not None:
-                error.detail = f"shard {here}: {error.detail or error.title}"
+            context.denials.note(name, error)
+            if SHARD in request.headers and context.router.here is not None:
+                error.detail = f"shard {context.router.here}: {error.detail or error.title}"
             answer = protocol.refusal(call, translated(error, protocol.codes))
         except Exception as error:
-            call.context.failed(name, error, call.request.method)
-            answer = protocol.refusal(call, translated(unexpected(error, call.request.method), protocol.codes))
+            context.failed(name, error, request.method)
+            answer = protocol.refusal(call, translated(unexpected(error, request.method), protocol.codes))
         return Answer(answer.status, {_REQUEST_ID: new_id(), **answer.headers}, answer.body)

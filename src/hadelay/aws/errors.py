@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from hadelay import errors as ours
-from hadelay.aws.signature import NotSigned
 from hadelay.errors import HadelayError, shortened
 
 #: Codes that all AWS services share, by the class of the error. Any other error with a status of 500 or more is an
@@ -19,12 +18,17 @@ _COMMON: dict[type[HadelayError], tuple[str, int]] = {
 }
 
 
-class AwsError(Exception):
+class AwsError(HadelayError):
     """A refusal with a code of AWS. status: the HTTP status; 400 for an error of the caller."""
 
-    def __init__(self, code: str, words: str, status: int = 400) -> None:
-        super().__init__(words)
-        self.code, self.words, self.status = code, shortened(words), status
+    def __init__(self, code: str, detail: str, status: int = 400) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.http_status = status  # type: ignore[misc]
+
+    @property
+    def words(self) -> str:
+        return shortened(self.detail)
 
 
 #: Codes of one AWS service for classes of our errors, all with the status 400.
@@ -33,13 +37,11 @@ Codes = Mapping[type[HadelayError], str]
 
 def translated(error: HadelayError, own: Codes) -> AwsError:
     """The error of AWS for one of ours. own: codes of the service, which go before those that all services share."""
-    if isinstance(error, NotSigned):
-        return AwsError(error.code, error.detail, error.http_status)
+    if isinstance(error, AwsError):
+        return error
+    code, status = ("InternalFailure", 500) if error.http_status >= 500 else ("ValidationException", 400)
     for kind in type(error).__mro__:
-        if kind in own:
-            return AwsError(own[kind], error.detail or error.title)
-        if kind in _COMMON:
-            return AwsError(_COMMON[kind][0], error.detail or error.title, _COMMON[kind][1])
-    if error.http_status >= 500:
-        return AwsError("InternalFailure", error.detail or error.title, 500)
-    return AwsError("ValidationException", error.detail or error.title)
+        if kind in own or kind in _COMMON:
+            code, status = (own[kind], 400) if kind in own else _COMMON[kind]
+            break
+    return AwsError(code, error.detail or error.title, status)

@@ -13,6 +13,7 @@ import msgspec
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
 from hadelay.http.forwarding.heads import SHARD
+from hadelay.http.parts import all_parts
 from hadelay.words import plain
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
@@ -37,33 +38,35 @@ class Operation(NamedTuple):
     over: Over | None = None
 
     async def carry_out(self, ask: Ask, document: Document) -> Any:
-        """Run the operation, or have other shards do so. Raises AwsError, HadelayError."""
-        call = ask.call
-        router = call.context.router
-        if router.here is not None:
-            to = router.of(document.names, call.request.headers.get(SHARD))
+        """Run the operation, or have other shards do so. Raises HadelayError."""
+        if ask.router.here is not None:
+            to = ask.router.of(document.names, ask.headers.get(SHARD))
             if to is not None:
                 return await ask.forward(to)
-            if self.over is not None and call.router is not None:
+            if self.over is not None and ask.call.router is not None:
                 return await self.over(self.run, ask, document)
         return await self.run(ask, document)
 
 
 class Operations:
-    """Operations of a service, by what requests name them with."""
+    """Operations of a service, by their names, or by method and path with a blank between them."""
 
     def __init__(self) -> None:
-        self.all: dict[Any, Operation] = {}
+        self.all: dict[str, Operation] = {}
 
-    def add(self, *key: Any, over: Over | None = None) -> Callable[[F], F]:
-        """Declare an operation: a decorator of the function that runs it. key: the operation's name, or its method and
-        path, followed by the type of the request's JSON document."""
+    def add(self, name: str, kind: type[Document], over: Over | None = None) -> Callable[[F], F]:
+        """Declare an operation: a decorator of the function that runs it. kind: type of the request's document."""
 
         def declare(run: F) -> F:
-            self.all[key[0] if len(key) == 2 else key[:-1]] = Operation(key[-1], run, over)
+            self.all[name] = Operation(kind, run, over)
             return run
 
         return declare
+
+
+async def everywhere(run: Run, ask: Ask, document: Document) -> list[Any]:
+    """What all shards answer, this one first: of each the document, or its error."""
+    return await all_parts([run(ask, document), *map(ask.part, ask.router.others())])
 
 
 def decoded(read: Callable[[], Any], wrong: Callable[[str, str], AwsError], unreadable: str) -> Any:

@@ -13,8 +13,9 @@ anything: a signature for another name of the cluster is as good.
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
@@ -22,6 +23,7 @@ from urllib.parse import quote, unquote_to_bytes
 from multidict import CIMultiDictProxy
 
 from hadelay.api.service import Actor
+from hadelay.aws.errors import AwsError
 from hadelay.errors import NoLeader, Unauthorized
 from hadelay.rights import Rights, Token, aws_secret
 from hadelay.rules.access import UNRESTRICTED, RequestRights
@@ -30,8 +32,10 @@ from hadelay.server.service.node import TokenService
 _ALGORITHM = "AWS4-HMAC-SHA256"
 #: Longest time between the signature and the check of a request, in ms, either way.
 MAX_SKEW_MS = 300_000
-#: Limits: characters of an Authorization header, signed headers, and cached signing keys of a node.
-_MAX_HEADER, _MAX_SIGNED, _MAX_KEYS = 2_048, 64, 1_024
+#: Limits: characters of an Authorization header, and signed headers.
+_MAX_HEADER, _MAX_SIGNED = 2_048, 64
+#: Limits of a node's cache of signing keys, and of its cache of rights.
+_MAX_KEYS, _MAX_RIGHTS = 1_024, 1_024
 _AUTHORIZATION = re.compile(
     rf"{_ALGORITHM} +Credential=(?P<id>[^/,\s]{{1,128}})/(?P<day>\d{{8}})/(?P<region>[A-Za-z0-9-]{{1,64}})"
     r"/(?P<service>[a-z0-9-]{1,64})/aws4_request, *SignedHeaders=(?P<headers>[!-+.-:<-~;-]+), *"
@@ -50,13 +54,12 @@ _SIGNED_PREFIX = "x-amz-"
 _PATH_SAFE, _QUERY_SAFE = "/-_.~", "-_.~"
 
 
-class NotSigned(Unauthorized):
-    """A request whose signature is missing or wrong. code: AWS's name of the error. reason: see http/access.py."""
+class NotSigned(AwsError, Unauthorized):
+    """A request whose signature is missing or wrong. reason: see http/access.py."""
 
     def __init__(self, code: str, detail: str, reason: str, status: int = HTTPStatus.FORBIDDEN) -> None:
-        super().__init__(detail)
-        self.code, self.reason = code, reason
-        self.http_status = status  # type: ignore[misc]
+        super().__init__(code, detail, status)
+        self.reason = reason
 
 
 def _malformed(what: str) -> NotSigned:
@@ -151,6 +154,7 @@ def string_to_sign(date: str, scope: str, canonical: str) -> str:
     return f"{_ALGORITHM}\n{date}\n{scope}\n{digest}"
 
 
+@lru_cache(_MAX_KEYS)
 def signing_key(secret: str, day: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret}".encode()
     for part in (day, region, service, "aws4_request"):
@@ -167,8 +171,7 @@ def check_form(request: SignedRequest) -> tuple[Claim, str]:
     supported, and for a request of which a part that matters is not signed."""
     headers = request.headers
     if "x-amz-signature" in request.target.lower().partition("?")[2]:
-        what = "presigned URLs are not supported: sign the request by its Authorization header"
-        raise _malformed(what)
+        raise _malformed("presigned URLs are not supported: sign the request by its Authorization header")
     given = headers.getall("Authorization", ())
     if len(given) != 1:
         what = "two Authorization headers" if given else "the request is not signed"
@@ -180,12 +183,10 @@ def check_form(request: SignedRequest) -> tuple[Claim, str]:
     claim = parse_claim(given[0])
     needed = {"host", "x-amz-date"} | {name.lower() for name in headers if name.lower().startswith(_SIGNED_PREFIX)}
     if missing := sorted(needed - set(claim.headers)):
-        what = f"these headers must be there, and in SignedHeaders: {', '.join(missing)[:200]}"
-        raise _malformed(what)
+        raise _malformed(f"these headers must be there, and in SignedHeaders: {', '.join(missing)[:200]}")
     dates = headers.getall("X-Amz-Date", ())
     if len(dates) != 1 or not _DATE.fullmatch(dates[0]) or not dates[0].startswith(claim.day):
-        what = "the header X-Amz-Date must be one time, as 20261120T180000Z, of the day in the Credential"
-        raise _malformed(what)
+        raise _malformed("the header X-Amz-Date must be one time, as 20261120T180000Z, of the day in the Credential")
     _check_payload(headers.get("X-Amz-Content-Sha256"), request.body)
     return claim, dates[0]
 
@@ -203,8 +204,7 @@ def check_date(date: str, now_ms: int) -> None:
     try:
         at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
-        what = f"X-Amz-Date: {date} is no time"
-        raise _malformed(what) from None
+        raise _malformed(f"X-Amz-Date: {date} is no time") from None
     ahead_ms = int(at.timestamp()) * 1_000 - now_ms
     if abs(ahead_ms) > MAX_SKEW_MS:
         what = "Signature not yet current" if ahead_ms > 0 else "Signature expired"
@@ -213,14 +213,16 @@ def check_date(date: str, now_ms: int) -> None:
         raise NotSigned("InvalidSignatureException", what, "signature")
 
 
+@lru_cache(_MAX_RIGHTS)
+def _rights_of(token: Token) -> RequestRights:
+    return RequestRights(Actor(token.id, token.name), Rights(token.scopes))
+
+
 class Signatures:
     """Finds the rights of signed requests. required: whether requests need a token; else all are taken unchecked."""
 
     def __init__(self, service: TokenService, *, required: bool) -> None:
         self._service, self._required = service, required
-        self._tokens: Mapping[str, Token] | None = None
-        self._rights: dict[str, RequestRights] = {}
-        self._keys: dict[tuple[str, str, str, str], bytes] = {}
 
     def signed(self, request: SignedRequest) -> RequestRights:
         """Rights of a request. Raises NotSigned; NoLeader while tokens are unknown."""
@@ -230,25 +232,24 @@ class Signatures:
         if claim.service not in _SERVICES:
             what = f"the Credential is for the service {claim.service!r}, not for {' or '.join(_SERVICES)}"
             raise NotSigned("InvalidSignatureException", what, "signature")
-        token = self._token(claim.key_id)
+        token, secret = self._token(claim.key_id)
         check_date(date, self._service.now_ms())
         text = string_to_sign(date, claim.scope, canonical_request(request, claim.headers))
-        if not hmac.compare_digest(signature(self._key(token, claim), text), claim.signature):
+        key = signing_key(secret, claim.day, claim.region, claim.service)
+        if not hmac.compare_digest(signature(key, text), claim.signature):
             what = (
                 f"the signature is wrong: use the aws_secret of the token {token.name!r} ({token.id}); a proxy must "
                 "pass on the Host, the path and the body as the client sent them"
             )
             raise NotSigned("InvalidSignatureException", what, "signature")
-        return self._rights_of(token)
+        return _rights_of(token)
 
-    def _token(self, key_id: str) -> Token:
-        """The valid token of an access key id."""
+    def _token(self, key_id: str) -> tuple[Token, str]:
+        """The valid token of an access key id, and its secret access key."""
         if not self._service.knows_tokens:
             # Tokens may have been revoked while this node was down.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
-        if self._service.tokens is not self._tokens:
-            self._tokens, self._rights, self._keys = self._service.tokens, {}, {}
-        token = self._tokens.get(key_id)
+        token = self._service.tokens.get(key_id)
         if token is None:
             what = f"there is no token {key_id[:40]!r}: it was revoked, or it is of another cluster or shard"
             raise NotSigned("UnrecognizedClientException", what, "unknown")
@@ -258,20 +259,4 @@ class Signatures:
         if token.aws_key is None:
             what = f"the token {token.name!r} ({token.id}) has no aws_secret: make one by `hadelay token create --aws`"
             raise NotSigned("UnrecognizedClientException", what, "unknown")
-        return token
-
-    def _key(self, token: Token, claim: Claim) -> bytes:
-        name = token.id, claim.day, claim.region, claim.service
-        key = self._keys.get(name)
-        if key is None:
-            if len(self._keys) >= _MAX_KEYS:
-                self._keys.clear()
-            assert token.aws_key is not None
-            key = self._keys[name] = signing_key(aws_secret(token.aws_key), *name[1:])
-        return key
-
-    def _rights_of(self, token: Token) -> RequestRights:
-        found = self._rights.get(token.id)
-        if found is None:
-            found = self._rights[token.id] = RequestRights(Actor(token.id, token.name), Rights(token.scopes))
-        return found
+        return token, aws_secret(token.aws_key)

@@ -53,10 +53,16 @@ def schedule_spec(document: Times, topic: str) -> Spec:
 
 
 def schedule_to_put(
-    limits: HttpConfig, max_delay_ms: int, name: str, document: PutSchedule, payload: tuple[bytes, str]
+    limits: HttpConfig,
+    max_delay_ms: int,
+    name: str,
+    document: PutSchedule,
+    payload: tuple[bytes, str],
+    *,
+    callback: str | None = None,
 ) -> tuple[Spec, Draft]:
-    """Specification and message of a schedule to be set. payload: body and content type of the message. Raises
-    BadRequest, Impossible, TooLarge."""
+    """Specification and message of a schedule to be set. payload: body and content type of the message. callback: its
+    webhook URL. Raises BadRequest, Impossible, TooLarge."""
     if document.overlap == "wait" and document.group is not None:
         raise Impossible("group: a schedule with overlap=wait uses a group of its own; leave group out")
     group = _group_of(name) if document.overlap == "wait" else document.group
@@ -65,8 +71,9 @@ def schedule_to_put(
     if len(body) > MAX_TEMPLATE_BYTES:
         raise TooLarge(f"the body has {len(body)} bytes; a schedule's message may have at most {MAX_TEMPLATE_BYTES}")
     tags, ttl_ms = check_tags(limits, document.tags), check_positive("ttl", document.ttl, max_delay_ms)
-    meta = pack_meta(limits, content_type, document.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
-    return spec, Draft(document.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)
+    options: dict[str, Any] = {"tags": list(tags), "ttl": ttl_ms, "sch": name, "group": group, "cb": callback}
+    meta, has_url = template_meta(pack_meta(limits, content_type, document.meta, **options)), callback is not None
+    return spec, Draft(document.topic, 0, True, mask_of(tags), ttl_ms, meta, body, callback=has_url)
 
 
 def _group_of(name: str) -> str:

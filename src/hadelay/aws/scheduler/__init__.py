@@ -14,5 +14,6 @@ _PREFIXES = ("/aws/scheduler", "")
 
 def mount(door: Door) -> None:
     for prefix in _PREFIXES:
-        for (method, path), operation in operations.all.items():
+        for name, operation in operations.all.items():
+            method, path = name.split()
             door.add(PROTOCOL, "aws_scheduler", method, prefix + path, partial(handle, operation))

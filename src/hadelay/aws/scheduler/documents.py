@@ -4,11 +4,11 @@ A one-time schedule is a message, a recurring one a schedule: in both, the messa
 field KEPT has the rest of the document as JSON. Both have the same name, which is the key of the message.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from hadelay.aws.arns import ACCOUNT, REGION
 from hadelay.aws.scheduler.protocol import Document, invalid
@@ -48,6 +48,8 @@ class SqsParameters(Document):
 
 
 class Target(Document):
+    """A queue, or a URL. Members about targets of other kinds are unknown here, and so are refused."""
+
     arn: Annotated[str, Meta(min_length=1, max_length=1_600)]
     role_arn: Annotated[
         str, Meta(max_length=1_600, pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]+\Z")
@@ -56,35 +58,35 @@ class Target(Document):
     dead_letter_config: DeadLetterConfig | None = None
     retry_policy: RetryPolicy | None = None
     sqs_parameters: SqsParameters | None = None
-    # Of targets that there are not: a refusal says so.
-    ecs_parameters: Any = None
-    event_bridge_parameters: Any = None
-    event_bridge_put_events_v2_parameters: Any = None
-    event_bridge_put_raw_events_parameters: Any = None
-    kinesis_parameters: Any = None
-    sage_maker_pipeline_parameters: Any = None
+
+    @property
+    def message_group(self) -> str | None:
+        return None if self.sqs_parameters is None else self.sqs_parameters.message_group_id
 
 
-class Schedule(Document, kw_only=True):
-    """The document of CreateSchedule and UpdateSchedule, besides the name."""
-
+class _Content(Document, kw_only=True):
     schedule_expression: Annotated[str, Meta(min_length=1, max_length=256)]
     target: Target
     flexible_time_window: FlexibleTimeWindow
-    group_name: Name = DEFAULT
-    name: Name | None = None
     description: Annotated[str, Meta(max_length=512)] = ""
     schedule_expression_timezone: Annotated[str, Meta(min_length=1, max_length=50)] = "UTC"
     start_date: Seconds | None = None
     end_date: Seconds | None = None
-    state: State = "ENABLED"
     kms_key_arn: Annotated[str, Meta(min_length=1, max_length=2_048)] | None = None
     client_token: ClientToken | None = None
     action_after_completion: Literal["NONE", "DELETE"] = "NONE"
 
 
-class Kept(Schedule, kw_only=True):
-    """A schedule's document as a message keeps it: without name, group, state and input."""
+class Schedule(_Content, kw_only=True):
+    """The document of CreateSchedule and UpdateSchedule."""
+
+    name: Name
+    group_name: Name = DEFAULT
+    state: State = "ENABLED"
+
+
+class Kept(_Content, kw_only=True):
+    """What a message keeps of a schedule's document, besides the Input."""
 
     #: When the schedule was created, if it was updated since.
     creation_date: Seconds | None = None
@@ -98,9 +100,9 @@ _decode = msgspec.json.Decoder(Kept).decode
 
 def kept_of(request: Schedule, created_s: float | None) -> Kept:
     """The document to keep. created_s: time of the creation of a schedule that is updated."""
-    target = replace(request.target, input=None)
-    fields = asdict(request) | {"target": target, "group_name": DEFAULT, "name": None, "state": "ENABLED"}
-    return Kept(**fields, creation_date=created_s, has_input=request.target.input is not None)
+    content = {member: getattr(request, member) for member in _Content.__struct_fields__}
+    content["target"] = replace(request.target, input=None)
+    return Kept(**content, creation_date=created_s, has_input=request.target.input is not None)
 
 
 def pack(request: Schedule, created_s: float | None) -> str:
@@ -135,7 +137,3 @@ def names_of(stored: str) -> tuple[str, str] | None:
 
 def schedule_arn(group: str, name: str) -> str:
     return f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/{group}/{name}"
-
-
-def group_arn(group: str) -> str:
-    return f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule-group/{group}"

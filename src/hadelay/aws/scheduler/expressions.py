@@ -26,7 +26,7 @@ _YEAR = re.compile(r"(\*|\d{4})(?:-(\d{4}))?(?:/(\d{1,3}))?", re.ASCII)
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 #: A term of the weekdays: a day, or a range, with a step; or the last or n-th such day of the month.
 _DAY = rf"([1-7]|{'|'.join(_WEEKDAYS)})"
-_DAYS = re.compile(rf"\*(?P<every>/\d+)?|{_DAY}(?:(?P<rest>L|#[1-5])|(?:-{_DAY})?(?P<step>/\d+)?)", re.ASCII)
+_DAYS = re.compile(rf"(?:\*|{_DAY}(?:-{_DAY})?)(/\d+)?|{_DAY}(L|#[1-5])", re.ASCII)
 #: Last value of minutes, hours, days and months, for steps from a value on, as 5/15.
 _LAST = (59, 23, 31, 12)
 
@@ -106,20 +106,19 @@ def _weekdays(text: str, term: str) -> str:
     if found is None:
         form = "write 1 (Sunday) to 7, or SUN to SAT, a list, a range, a step, 6L (the last Friday) or 6#3 (the third)"
         raise _wrong(text, f"weekday {term[:40]!r}: {form}")
-    first, last = (None if day is None else _counted_from_0(day) for day in (found[2], found[4]))
-    if first is None:
+    begin, end, step, day, which = found.groups()
+    if which:
+        return f"{_counted_from_0(day)}{which}"
+    if begin is None:
         return term
-    if found["rest"]:
-        return f"{first}{found['rest']}"
-    step = int((found["step"] or "/1")[1:])
-    if last is None and not found["step"]:
-        return str(first)
-    last = 6 if last is None else last
-    if step < 1:
+    first = _counted_from_0(begin)
+    last = _counted_from_0(end) if end else 6 if step else first
+    every = int(step[1:]) if step else 1
+    if every < 1:
         raise _wrong(text, f"weekday {term[:40]!r}: a step is a whole number of 1 or more")
-    if first <= last:
-        return f"{first}-{last}{found['step'] or ''}"
-    return ",".join(str(day % 7) for day in range(first, last + 8, step))
+    if first < last:
+        return f"{first}-{last}{step or ''}"
+    return ",".join(str(one % 7) for one in range(first, last + (1 if first == last else 8), every))
 
 
 def _counted_from_0(day: str) -> int:

@@ -1,44 +1,33 @@
 """Schedule groups and their tags.
 
-A group is a document: the message of a paused schedule that never fires, `aws-group~NAME`. So groups are replicated,
-audited and counted like schedules, and a change of tags is one PUT with an expected version. The group `default` always
-exists, and has a document only once it has tags.
-
-With several shards, the shard that owns the topic of the documents has all groups, and each shard its own schedules.
+A group is a topic without messages, `aws-schedule-group.NAME`, whose labels are the tags: so groups are replicated and
+audited like topics, and tags are merged by name. The group `default` always exists, and has a topic only once it has
+tags. With several shards, the group is in the shard of its topic, and each shard has its own schedules of the group.
 """
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from uuid import uuid4
 
-import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-from hadelay.api.text import parse_instant
-from hadelay.aws.door import Ask, answered
+from hadelay.aws.arns import ACCOUNT, GROUPS, REGION
+from hadelay.aws.door import Ask, whole
 from hadelay.aws.errors import AwsError
+from hadelay.aws.labels import CHANGED, CREATED, OWN, check_tags, tags_of, times
 from hadelay.aws.operations import Run
-from hadelay.aws.scheduler.documents import DEFAULT, TAG, ClientToken, Name, group_arn, stored_name
-from hadelay.aws.scheduler.protocol import Document, invalid, missing, operations, path_name, refused, repeats
+from hadelay.aws.scheduler.documents import DEFAULT, TAG, ClientToken, Name, stored_name
+from hadelay.aws.scheduler.protocol import Document, invalid, missing, operations, repeats
 from hadelay.codec.jobcommands import JobSpec
-from hadelay.codec.schedules import Spec, template_meta
-from hadelay.errors import Conflict, NotFound
-from hadelay.http.forwarding.forwarder import Destination
-from hadelay.model import Draft
-from hadelay.rules.publishing import pack_meta
+from hadelay.errors import NotFound
 
 _PATH, _TAGS = "/schedule-groups/{name}", "/tags/{key}"
-_PREFIX = "aws-group~"
-#: Topic of the documents; nothing is ever published there.
-_TOPIC = "aws-schedule-groups"
-#: The time at which a document would be published, unless its schedule were paused: the year 9800, in Unix ms.
-_NEVER_MS = 247_091_000_000_000
-_ARN = re.compile(r"arn:aws[a-z-]*:scheduler:[a-z0-9-]+:[0-9]{12}:schedule-group/([0-9a-zA-Z_.-]{1,64})", re.ASCII)
-#: Limits: tags of a group, schedules that one request deletes, attempts to change tags that others change too.
-_MAX_TAGS, _DELETED, _ATTEMPTS = 50, 1_000, 5
-_PAGE = 100
+_TOKEN = f"{OWN}ClientToken"
+#: Limits: schedules that one request deletes, and groups of a page.
+_DELETED, _PAGE = 1_000, 100
+_ARN = r"^arn:aws[a-z-]*:scheduler:[a-z0-9-]+:[0-9]{12}:schedule-group/[0-9a-zA-Z_.-]{1,64}\Z"
+Labels = Mapping[str, str]
 
 
 class Tag(Document):
@@ -46,218 +35,181 @@ class Tag(Document):
     value: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class _AboutGroups(Document):
+class DeleteGroup(Document):
+    name: Name
+    client_token: str | None = None
+
+
+class OfGroup(DeleteGroup):
     @property
     def names(self) -> Mapping[str, str]:
-        return {"topic": _TOPIC}
+        return {"topic": GROUPS + self.name}
 
 
-class CreateGroup(_AboutGroups):
-    name: Name | None = None
-    tags: list[Tag] = field(default_factory=list)
+class CreateGroup(OfGroup):
     client_token: ClientToken | None = None
+    tags: list[Tag] = field(default_factory=list)
 
 
-class OfGroup(_AboutGroups):
-    client_token: str | None = None
-
-
-class DeleteGroup(Document):
-    client_token: str | None = None
-
-
-class ListGroups(_AboutGroups):
+class ListGroups(Document):
     name_prefix: Name | None = None
     next_token: Name | None = None
     max_results: Annotated[int, Meta(ge=1, le=_PAGE)] = _PAGE
 
 
-class TagResource(_AboutGroups):
+class OfTags(Document):
+    resource_arn: Annotated[str, Meta(pattern=_ARN)]
+
+    @property
+    def group(self) -> str:
+        return self.resource_arn.rpartition("/")[2]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"topic": GROUPS + self.group}
+
+
+class TagResource(OfTags, kw_only=True):
     tags: list[Tag]
-    resource_arn: str | None = None
 
 
-class UntagResource(_AboutGroups):
+class UntagResource(OfTags):
     tag_keys: list[str] = field(default_factory=list)
-
-
-class _Stored(Struct):
-    """The document of a group, as JSON in the body of its schedule. created_s: time of the creation in seconds."""
-
-    tags: dict[str, str] = field(default_factory=dict)
-    created_s: float = 0.0
     client_token: str | None = None
 
 
-class _Group(NamedTuple):
-    stored: _Stored
-    #: Version of the document's schedule; 0: the group has no document.
-    version: int
-    changed_s: float
-
-
-def _tags(given: list[Tag]) -> dict[str, str]:
+def _tags(given: list[Tag], before: Labels) -> dict[str, str]:
+    """Labels for tags. before: labels of the group."""
     tags = {tag.key: tag.value for tag in given}
-    if len(tags) < len(given) or any(key.startswith("aws:") for key in tags):
-        raise invalid("Tags: two tags have the same key, or a key begins with aws:")
-    return tags
+    if len(tags) < len(given):
+        raise invalid("Tags: two tags have the same key")
+    return check_tags(tags, tags_of(before))
 
 
-def shard_of_groups(ask: Ask) -> Destination | None:
-    """The shard that has the groups; None for this one."""
-    return ask.call.context.router.of_topics([_TOPIC], None)
+async def _labels(ask: Ask, name: str) -> Labels | None:
+    """The labels of a group; None if there is no such group."""
+    with suppress(NotFound):
+        return dict((await ask.service.topics.settings_of(GROUPS + name, stale=False)).labels)
+    return {} if name == DEFAULT else None
+
+
+async def _found(ask: Ask, name: str) -> Labels:
+    labels = await _labels(ask, name)
+    if labels is None:
+        raise missing(f"there is no schedule group {name!r}")
+    return labels
 
 
 async def need_group(ask: Ask, name: str) -> None:
-    """Raises AwsError unless there is such a group. Other shards than that of the groups ask nothing."""
-    if name == DEFAULT or shard_of_groups(ask) is not None:
-        return
-    if await ask.call.service.schedules.topic_of(_PREFIX + name) is None:
-        raise missing(f"there is no schedule group {name!r}")
+    """Raises AwsError unless there is such a group. A shard that does not own the group's topic checks nothing."""
+    if ask.router.owner(GROUPS + name) is None:
+        await _found(ask, name)
 
 
-async def _find(ask: Ask, name: str) -> _Group | None:
-    try:
-        schedule = await ask.call.service.schedules.get(_PREFIX + name, body=True, stale=False)
-        stored = msgspec.json.decode(schedule.body or b"", type=_Stored)
-        return _Group(stored, schedule.version, parse_instant("time", schedule.changed_at) / 1_000)
-    except (NotFound, msgspec.MsgspecError):
-        return _Group(_Stored(), 0, 0.0) if name == DEFAULT else None
+async def _put(ask: Ask, name: str, labels: Mapping[str, str | None], *, new: bool) -> None:
+    """Set labels of a group. None as a text removes the label."""
+    await ask.service.topics.put_topic(GROUPS + name, {"labels": {**labels, **times(new=new)}}, ask.access.actor)
 
 
-async def _found(ask: Ask, name: str) -> _Group:
-    found = await _find(ask, name)
-    if found is None:
-        raise missing(f"there is no schedule group {name!r}")
-    return found
-
-
-async def _put(ask: Ask, name: str, stored: _Stored, version: int) -> None:
-    """Raises Conflict unless the group's document has this version."""
-    if len(stored.tags) > _MAX_TAGS:
-        raise invalid(f"Tags: {len(stored.tags)} tags; a group has at most {_MAX_TAGS}")
-    meta = pack_meta(ask.call.context.config, "application/json", None, sch=_PREFIX + name)
-    draft = Draft(_TOPIC, 0, True, 0, 0, template_meta(meta), msgspec.json.encode(stored))
-    spec = Spec(_TOPIC, at=[_NEVER_MS])
-    await ask.call.service.schedules.put(_PREFIX + name, spec, draft, ask.access.actor, version=version, paused=True)
-
-
-@operations.add("POST", _PATH, CreateGroup)
+@operations.add(f"POST {_PATH}", CreateGroup)
 async def create_schedule_group(ask: Ask, document: CreateGroup) -> Any:
-    name = path_name(ask, document.name)
     ask.access.need("admin", None)
-    found = await _find(ask, name)
-    if found is None:
-        tags = _tags(document.tags)
-        now_s = ask.call.service.access.now_ms() / 1_000
-        await _put(ask, name, _Stored(tags, now_s, document.client_token), 0)
-    elif document.client_token is None or (found.stored.client_token, found.stored.tags) != (
-        document.client_token,
-        _tags(document.tags),
-    ):
+    tags, name, token = _tags(document.tags, {}), document.name, document.client_token
+    labels = await _labels(ask, name)
+    if labels is None:
+        await _put(ask, name, tags if token is None else {**tags, _TOKEN: token}, new=True)
+    elif token is None or (labels.get(_TOKEN), tags_of(labels)) != (token, tags):
         raise AwsError("ConflictException", f"there is a schedule group {name!r}", 409)
     return {"ScheduleGroupArn": group_arn(name)}
 
 
-@operations.add("GET", _PATH, OfGroup)
+@operations.add(f"GET {_PATH}", OfGroup)
 async def get_schedule_group(ask: Ask, document: OfGroup) -> Any:
     _need_read(ask)
-    return _description(name := path_name(ask), await _found(ask, name))
+    return _description(document.name, await _found(ask, document.name))
 
 
-@operations.add("GET", "/schedule-groups", ListGroups)
+async def _groups_of_all(run: Run, ask: Ask, document: ListGroups) -> Any:
+    """The page of all shards is the first groups of a page of each: a token is a name, which means the same in each."""
+    pages = [await run(ask, document), *whole(await ask.parts(ask.router.others()))]
+    groups = sorted((group for page in pages for group in page["ScheduleGroups"]), key=lambda group: group["Name"])
+    return _page(groups, document, more=any("NextToken" in page for page in pages))
+
+
+@operations.add("GET /schedule-groups", ListGroups, over=_groups_of_all)
 async def list_schedule_groups(ask: Ask, document: ListGroups) -> Any:
-    """The groups by name. The group `default` is among them, with a document or without."""
+    """The groups by name. The group `default` is among them, with a topic or without."""
     _need_read(ask)
-    prefix, after = document.name_prefix or "", document.next_token or ""
-    page = await ask.call.service.schedules.page(
-        _PREFIX + prefix, _PREFIX + after if after else "", document.max_results, stale=False
-    )
-    names = {schedule.schedule.removeprefix(_PREFIX) for schedule in page.schedules}
-    names |= {DEFAULT} if DEFAULT.startswith(prefix) and after < DEFAULT else set()
-    shown = sorted(names)[: document.max_results]
-    groups = [(name, await _find(ask, name)) for name in shown]
-    answer = {"ScheduleGroups": [_description(name, group) for name, group in groups if group is not None]}
-    more = page.cursor is not None or len(shown) < len(names)
-    return answer | ({"NextToken": shown[-1]} if more else {})
+    prefix = document.name_prefix or ""
+    topics = await ask.service.topics.all_settings(GROUPS + prefix)
+    found = {name.removeprefix(GROUPS): dict(settings.labels) for name, settings in topics.items()}
+    if DEFAULT.startswith(prefix) and ask.router.owner(GROUPS + DEFAULT) is None:
+        found.setdefault(DEFAULT, {})
+    after = document.next_token or ""
+    return _page([_description(name, found[name]) for name in sorted(found) if name > after], document)
+
+
+def _page(groups: list[dict[str, Any]], document: ListGroups, *, more: bool = False) -> dict[str, Any]:
+    """more: whether groups follow behind these."""
+    shown = groups[: document.max_results]
+    more = more or len(shown) < len(groups)
+    return {"ScheduleGroups": shown} | ({"NextToken": shown[-1]["Name"]} if more else {})
 
 
 async def _delete_in_all(run: Run, ask: Ask, document: DeleteGroup) -> Any:
     """Delete what each shard has of a group; last the group itself, so that a repetition finds it until all is done."""
-    to = shard_of_groups(ask)
-    others = [one for one in ask.call.context.router.others() if one != to]
+    to = ask.router.of_topics([GROUPS + document.name], None)
     if to is not None:
         await run(ask, document)
-    if (refusal := refused(answered(await ask.forward_all(others)))) is not None:
-        return refusal
+    whole(await ask.parts(one for one in ask.router.others() if one != to))
     return await (run(ask, document) if to is None else ask.forward(to))
 
 
-@operations.add("DELETE", _PATH, DeleteGroup, over=_delete_in_all)
+@operations.add(f"DELETE {_PATH}", DeleteGroup, over=_delete_in_all)
 async def delete_schedule_group(ask: Ask, document: DeleteGroup) -> Any:
     """Delete the group's schedules, cancel the messages of its one-time schedules by a bulk job, delete the group."""
-    name, has_groups = path_name(ask), shard_of_groups(ask) is None
     ask.access.need("admin", None)
+    name, services, has_group = document.name, ask.service, ask.router.owner(GROUPS + document.name) is None
     if name == DEFAULT:
         raise invalid("the group default cannot be deleted")
-    if has_groups and await _find(ask, name) is None:
+    if has_group and await _labels(ask, name) is None:
         if repeats(ask):
             return {}
         raise missing(f"there is no schedule group {name!r}")
-    services, prefix = ask.call.service, stored_name(name)
-    page = await services.schedules.page(prefix, "", _DELETED, stale=False)
+    page = await services.schedules.page(stored_name(name), "", _DELETED, stale=False)
     for schedule in page.schedules:
         await services.schedules.delete(schedule.schedule, ask.access.actor)
     if page.cursor is not None:
         what = f"{_DELETED} schedules of the group are deleted, and more are left: repeat the request"
         raise AwsError("ThrottlingException", what, 429)
     with suppress(NotFound):  # there is no topic yet
-        cancel = JobSpec("cancel", "*", tags=(TAG,), key_prefix=prefix)
+        cancel = JobSpec("cancel", "*", tags=(TAG,), key_prefix=stored_name(name))
         await services.jobs.begin(cancel, f"{name[:32]} {document.client_token or uuid4()}"[:64], ask.access.actor)
-    if has_groups:
-        await services.schedules.delete(_PREFIX + name, ask.access.actor)
+    if has_group:
+        await services.topics.delete_topic(GROUPS + name, force=True, by=ask.access.actor)
     return {}
 
 
-@operations.add("GET", _TAGS, OfGroup)
-async def list_tags(ask: Ask, document: OfGroup) -> Any:
+@operations.add(f"GET {_TAGS}", OfTags)
+async def list_tags(ask: Ask, document: OfTags) -> Any:
     _need_read(ask)
-    found = await _found(ask, _group_of(ask))
-    return {"Tags": [{"Key": key, "Value": value} for key, value in found.stored.tags.items()]}
+    tags = tags_of(await _found(ask, document.group))
+    return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
 
-@operations.add("POST", _TAGS, TagResource)
+@operations.add(f"POST {_TAGS}", TagResource)
 async def tag_resource(ask: Ask, document: TagResource) -> Any:
-    return await _retag(ask, _tags(document.tags), [])
-
-
-@operations.add("DELETE", _TAGS, UntagResource)
-async def untag_resource(ask: Ask, document: UntagResource) -> Any:
-    return await _retag(ask, {}, document.tag_keys)
-
-
-async def _retag(ask: Ask, added: dict[str, str], removed: list[str]) -> dict[str, Any]:
     ask.access.need("admin", None)
-    name = _group_of(ask)
-    for attempt in range(_ATTEMPTS):
-        found = await _found(ask, name)
-        tags = {key: value for key, value in (found.stored.tags | added).items() if key not in removed}
-        try:
-            await _put(ask, name, msgspec.structs.replace(found.stored, tags=tags), found.version)
-            break
-        except Conflict:  # another request changed the tags meanwhile
-            if attempt == _ATTEMPTS - 1:
-                raise
+    await _put(ask, document.group, _tags(document.tags, await _found(ask, document.group)), new=False)
     return {}
 
 
-def _group_of(ask: Ask) -> str:
-    """The group of an ARN in the path."""
-    found = _ARN.fullmatch(ask.call.path["key"])
-    if found is None:
-        what = f"{ask.call.path['key'][:120]!r} is not the ARN of a schedule group, such as {group_arn('NAME')}"
-        raise invalid(f"ResourceArn: {what}; schedules have no tags")
-    return found[1]
+@operations.add(f"DELETE {_TAGS}", UntagResource)
+async def untag_resource(ask: Ask, document: UntagResource) -> Any:
+    ask.access.need("admin", None)
+    labels = await _found(ask, document.group)
+    await _put(ask, document.group, dict.fromkeys(tags_of(labels).keys() & set(document.tag_keys)), new=False)
+    return {}
 
 
 def _need_read(ask: Ask) -> None:
@@ -265,7 +217,11 @@ def _need_read(ask: Ask) -> None:
         ask.access.need("read", None)
 
 
-def _description(name: str, group: _Group) -> dict[str, Any]:
-    answer: dict[str, Any] = {"Arn": group_arn(name), "Name": name, "State": "ACTIVE"}
-    dates = {"CreationDate": group.stored.created_s, "LastModificationDate": group.changed_s}
-    return answer | {key: at_s for key, at_s in dates.items() if at_s}
+def group_arn(name: str) -> str:
+    return f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule-group/{name}"
+
+
+def _description(name: str, labels: Labels) -> dict[str, Any]:
+    dates = {"CreationDate": CREATED, "LastModificationDate": CHANGED}
+    found: dict[str, Any] = {member: int(labels[label]) for member, label in dates.items() if label in labels}
+    return found | {"Arn": group_arn(name), "Name": name, "State": "ACTIVE"}

@@ -1,25 +1,24 @@
 """REST JSON as EventBridge Scheduler speaks it: operations by method and path, their documents, and errors."""
 
 import re
-from collections.abc import Iterable
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from hadelay.aws import operations as base
-from hadelay.aws.door import Ask, Protocol
+from hadelay.aws.door import ERROR_TYPE, Ask, Protocol
 from hadelay.aws.errors import AwsError
 from hadelay.aws.operations import Operation, Operations, decoded, said
-from hadelay.errors import Conflict, LimitReached, NotFound
+from hadelay.errors import Conflict, HadelayError, LimitReached, NotFound
 from hadelay.http.answers import Answer
 from hadelay.http.call import Call
 from hadelay.http.decoding import parse_query
 
 _JSON = "application/json"
 MISSING = "ResourceNotFoundException"
-_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}", re.ASCII)
+#: Variables of paths → members of documents.
+_IN_PATH = {"name": "Name", "key": "ResourceArn"}
 #: Pattern of the header amz-sdk-request of a repeated request: an attempt number other than 1.
 _REPETITION = re.compile(r"attempt=(?!1\b)\d+")
 #: HTTP status of the API's own codes; other codes keep the status of the error.
@@ -43,11 +42,8 @@ operations = Operations()
 
 
 async def handle(operation: Operation, ask: Ask) -> Answer:
-    """Run an operation. Its document is the body, or the query of a request without body. Raises AwsError."""
-    if ask.call.request.method in ("POST", "PUT"):
-        read = partial(msgspec.json.decode, ask.body or b"{}", type=operation.kind)
-    else:
-        read = partial(msgspec.convert, _query(ask.call), operation.kind, strict=False)
+    """Run an operation. Raises HadelayError."""
+    read = partial(_document, ask, operation.kind)
     document = decoded(read, lambda member, text: invalid(said(member, text)), "ValidationException")
     try:
         found = await operation.carry_out(ask, document)
@@ -56,6 +52,17 @@ async def handle(operation: Operation, ask: Ask) -> Answer:
             raise
         raise AwsError("ServiceQuotaExceededException", error.detail) from None
     return found if isinstance(found, Answer) else Answer(200, {"Content-Type": _JSON}, msgspec.json.encode(found))
+
+
+def _document(ask: Ask, kind: type[base.Document]) -> base.Document:
+    """The document of a request: the members of its body, or of its query if it has no body, and those in its path."""
+    by_query = ask.call.request.method not in ("POST", "PUT")
+    members = _query(ask.call) if by_query else msgspec.json.decode(ask.body or b"{}")
+    for variable, text in ask.call.path.items():
+        member = _IN_PATH[variable]
+        if isinstance(members, dict) and members.setdefault(member, text) != text:
+            raise invalid(f"{member}: not that of the path, {text[:80]!r}")
+    return msgspec.convert(members, kind, strict=not by_query)
 
 
 def _query(call: Call) -> dict[str, Any]:
@@ -72,17 +79,9 @@ def _query(call: Call) -> dict[str, Any]:
     return found
 
 
-def path_name(ask: Ask, same: str | None = None) -> str:
-    """The name in the path. same: the name in the document, if there is one. Raises AwsError."""
-    name = ask.call.path["name"]
-    if not _NAME.fullmatch(name) or same not in (None, name):
-        raise invalid(f"Name: {name[:80]!r}: 1 to 64 of A-Z a-z 0-9 - _ .")
-    return name
-
-
 def repeats(ask: Ask) -> bool:
     """Whether the SDK says that it repeats a request."""
-    return _REPETITION.search(ask.call.request.headers.get("amz-sdk-request", "")) is not None
+    return _REPETITION.search(ask.headers.get("amz-sdk-request", "")) is not None
 
 
 def invalid(words: str) -> AwsError:
@@ -94,15 +93,15 @@ def missing(words: str) -> AwsError:
     return AwsError(MISSING, words)
 
 
-def refused(found: Iterable[Answer]) -> Answer | None:
-    """The first refusal in the answers of several shards; but shards that know nothing of the name refuse nothing."""
-    return next((one for one in found if one.status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)), None)
+def is_missing(error: HadelayError) -> bool:
+    """Whether a shard knows nothing of the name."""
+    return isinstance(error, NotFound) or (isinstance(error, AwsError) and error.code == MISSING)
 
 
 def _refusal(call: Call, error: AwsError) -> Answer:
     code = _OWN_CODE.get(error.code, error.code)
-    headers = {"Content-Type": _JSON, "x-amzn-ErrorType": code}
-    return Answer(_STATUS.get(code, error.status), headers, msgspec.json.encode({"Message": error.words}))
+    headers = {"Content-Type": _JSON, ERROR_TYPE: code}
+    return Answer(_STATUS.get(code, error.http_status), headers, msgspec.json.encode({"Message": error.words}))
 
 
 PROTOCOL = Protocol(_refusal, {NotFound: MISSING, Conflict: "ConflictException"})

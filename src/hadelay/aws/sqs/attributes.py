@@ -1,23 +1,22 @@
-"""Attributes of queues: settings of the topic, and labels for what topics have no setting for.
-
-Labels of SQS begin with `aws:`, as no tag of a user may.
-"""
+"""Attributes of queues: settings of the topic, and labels for what topics have no setting for."""
 
 import json
-import time
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hadelay.aws import arns
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
+from hadelay.aws.labels import OWN, times
+from hadelay.aws.operations import decoded, said
 from hadelay.aws.sqs.protocol import OfQueue, invalid, named, need_own_shard, operations
+from hadelay.settings import topic as topics
 from hadelay.settings.topic import TopicSettings
 
-OWN = "aws:"
 FIFO = ".fifo"
 #: Lease of a visibility timeout of 0, which must be long enough for the answer to arrive. Shown as 0 seconds.
 SHORTEST_MS = 999
@@ -35,6 +34,36 @@ _REFUSED = {
 }
 
 Attributes = Mapping[str, str]
+
+
+class Settable(Struct):
+    """Attributes that a request sets. SDKs send all values as text."""
+
+    VisibilityTimeout: Annotated[int, Meta(ge=0, le=43_200)] | UnsetType = UNSET
+    DelaySeconds: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    MessageRetentionPeriod: Annotated[int, Meta(ge=60)] | UnsetType = UNSET
+    MaximumMessageSize: Annotated[int, Meta(ge=1_024)] | UnsetType = UNSET
+    ReceiveMessageWaitTimeSeconds: Annotated[int, Meta(ge=0, le=20)] | UnsetType = UNSET
+    #: JSON; empty for none.
+    RedrivePolicy: str | UnsetType = UNSET
+    RedriveAllowPolicy: str | UnsetType = UNSET
+    SqsManagedSseEnabled: Literal["false"] | UnsetType = UNSET
+    FifoQueue: Literal["true"] | UnsetType = UNSET
+    ContentBasedDeduplication: Literal["true", "false"] | UnsetType = UNSET
+    DeduplicationScope: Literal["queue", "messageGroup"] | UnsetType = UNSET
+    FifoThroughputLimit: Literal["perQueue", "perMessageGroupId"] | UnsetType = UNSET
+
+
+_OF_FIFO = {"FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
+#: Attributes in seconds → settings of topics in ms.
+_TIMES = {"VisibilityTimeout": "lease_ms", "DelaySeconds": "delay_ms", "MessageRetentionPeriod": "ttl_ms"}
+#: Attributes that are kept as labels.
+_LABELS = {"MaximumMessageSize", "ReceiveMessageWaitTimeSeconds", "RedriveAllowPolicy", *_OF_FIFO} - {"FifoQueue"}
+
+
+class _Policy(Struct):
+    deadLetterTargetArn: str
+    maxReceiveCount: Annotated[int, Meta(ge=1, le=1_000)]
 
 
 class Queue(NamedTuple):
@@ -57,124 +86,65 @@ class Queue(NamedTuple):
 
 async def find(ask: Ask, name: str, *, stale: bool = False) -> Queue:
     """Raises NotFound. stale: for messages, which wait for no confirmation by the leader."""
-    return Queue(name, await ask.call.service.topics.settings_of(name, stale=stale))
-
-
-def _wrong(name: str, value: str, expected: str) -> AwsError:
-    return AwsError("InvalidAttributeValue", f"{name}: {value[:80]!r}; expected {expected}")
-
-
-def _number(name: str, value: str, least: int, most: int) -> int:
-    if not value.isascii() or not value.isdigit() or len(value) > 15 or not least <= int(value) <= most:
-        raise _wrong(name, value, f"a whole number, {least:,} to {most:,}")
-    return int(value)
-
-
-def _choice(name: str, value: str, *words: str) -> str:
-    if value not in words:
-        raise _wrong(name, value, " or ".join(words))
-    return value
-
-
-def _seconds(setting: str, least: int, most: int | None) -> Callable[[Ask, str, str], dict[str, Any]]:
-    """most: None for the longest delay that the cluster allows."""
-
-    def read(ask: Ask, name: str, value: str) -> dict[str, Any]:
-        longest = ask.call.context.max_delay_ms // 1000 if most is None else most
-        ms = 1000 * _number(name, value, least, longest)
-        return {setting: ms or (SHORTEST_MS if setting == "lease_ms" else 0)}
-
-    return read
-
-
-def _label(check: Callable[[Ask, str, str], object]) -> Callable[[Ask, str, str], dict[str, Any]]:
-    def read(ask: Ask, name: str, value: str) -> dict[str, Any]:
-        check(ask, name, value)
-        return {"labels": {OWN + name: value}}
-
-    return read
-
-
-class _Policy(Struct):
-    deadLetterTargetArn: str
-    maxReceiveCount: Annotated[int, Meta(ge=1, le=1_000)]
-
-
-def _redrive_policy(ask: Ask, name: str, value: str) -> dict[str, Any]:
-    if not value:
-        return {"dead_letter": None, "max_attempts": 0}
-    try:
-        policy = msgspec.json.decode(value, type=_Policy, strict=False)
-    except (msgspec.MsgspecError, RecursionError):
-        form = '{"deadLetterTargetArn": ARN of a queue, "maxReceiveCount": 1 to 1000}'
-        raise invalid(f"{name}: {value[:80]!r}; expected {form}") from None
-    queue = arns.queue_of_arn(policy.deadLetterTargetArn, "deadLetterTargetArn")
-    ask.access.need("publish", queue)
-    return {"dead_letter": queue, "max_attempts": policy.maxReceiveCount}
-
-
-def _object(name: str, value: str) -> dict[str, Any]:
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise invalid(f"{name}: {value[:80]!r} is not a JSON object")
-    return found
-
-
-def _only(word: str) -> Callable[[Ask, str, str], dict[str, Any]]:
-    """An attribute with a single value, which needs no setting."""
-
-    def read(ask: Ask, name: str, value: str) -> dict[str, Any]:
-        _choice(name, value, word)
-        return {}
-
-    return read
-
-
-_READ: dict[str, Callable[[Ask, str, str], dict[str, Any]]] = {
-    "VisibilityTimeout": _seconds("lease_ms", 0, 43_200),
-    "DelaySeconds": _seconds("delay_ms", 0, None),
-    "MessageRetentionPeriod": _seconds("ttl_ms", 60, None),
-    "MaximumMessageSize": _label(lambda ask, n, v: _number(n, v, 1_024, ask.call.context.config.max_body_bytes)),
-    "ReceiveMessageWaitTimeSeconds": _label(lambda ask, n, v: _number(n, v, 0, 20)),
-    "RedrivePolicy": _redrive_policy,
-    "RedriveAllowPolicy": _label(lambda ask, n, v: _object(n, v) if v else None),
-    "FifoQueue": _only("true"),
-    "ContentBasedDeduplication": _label(lambda ask, n, v: _choice(n, v, "true", "false")),
-    "DeduplicationScope": _label(lambda ask, n, v: _choice(n, v, "queue", "messageGroup")),
-    "FifoThroughputLimit": _label(lambda ask, n, v: _choice(n, v, "perQueue", "perMessageGroupId")),
-    "SqsManagedSseEnabled": _only("false"),
-}
-_OF_FIFO = frozenset(("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"))
+    return Queue(name, await ask.service.topics.settings_of(name, stale=stale))
 
 
 def settings_of(ask: Ask, name: str, given: Attributes, *, new: bool) -> dict[str, Any]:
     """Settings of a topic for attributes of its queue. new: whether it is created. Raises AwsError, Forbidden."""
     fifo = name.endswith(FIFO)
-    found: dict[str, Any] = dict(_NEW_FIFO if fifo else _NEW) if new else {}
-    labels: dict[str, str] = {}
-    for attribute, value in given.items():
-        if (why := _REFUSED.get(attribute)) is not None:
-            if value:
-                raise AwsError("InvalidAttributeValue", f"{attribute}: {why}")
-            continue
-        read = _READ.get(attribute)
-        if read is None or (attribute in _OF_FIFO and not fifo) or (attribute == "FifoQueue" and not new):
-            raise AwsError("InvalidAttributeName", f"{attribute[:80]!r} is not an attribute to set of this queue")
-        part = read(ask, attribute, value)
-        labels |= part.pop("labels", {})
-        found |= part
-    target = found.get("dead_letter")
-    if target is not None and target.endswith(FIFO) != fifo:
-        kind = "a FIFO queue" if fifo else "no FIFO queue"
-        raise AwsError("InvalidParameterValueException", f"RedrivePolicy: {target} must be {kind}, as {name} is")
-    if fifo and found.get("max_attempts") == 0:
-        found["max_attempts"] = _FIFO_ATTEMPTS
-    now = str(int(time.time()))
-    labels |= {f"{OWN}LastModifiedTimestamp": now} | ({f"{OWN}CreatedTimestamp": now} if new else {})
-    return found | {"labels": labels}
+    settings: dict[str, Any] = dict(_NEW_FIFO if fifo else _NEW) if new else {}
+    values = {attribute: value for attribute, value in _values(ask, given, fifo, new).items() if value is not UNSET}
+    settings |= {_TIMES[attribute]: 1_000 * value for attribute, value in values.items() if attribute in _TIMES}
+    if settings.get("lease_ms") == 0:
+        settings["lease_ms"] = SHORTEST_MS
+    if policy := values.get("RedrivePolicy"):
+        settings |= _redrive(ask, name, _json("RedrivePolicy", policy, _Policy))
+    elif policy is not None:
+        settings |= {"dead_letter": None, "max_attempts": _FIFO_ATTEMPTS if fifo else 0}
+    if policy := values.get("RedriveAllowPolicy"):
+        values["RedriveAllowPolicy"] = json.dumps(_json("RedriveAllowPolicy", policy, dict[str, Any]))
+    labels = {OWN + attribute: str(value) for attribute, value in values.items() if attribute in _LABELS}
+    return settings | {"labels": labels | times(new=new)}
+
+
+def _values(ask: Ask, given: Attributes, fifo: bool, new: bool) -> dict[str, Any]:
+    """Values of attributes, UNSET for those that are not given. Raises AwsError."""
+    known = set(Settable.__struct_fields__) - (set() if fifo else _OF_FIFO) - (set() if new else {"FifoQueue"})
+    if unknown := sorted(given.keys() - known - _REFUSED.keys()):
+        raise AwsError("InvalidAttributeName", f"{unknown[0][:80]!r} is not an attribute to set of this queue")
+    for attribute, why in _REFUSED.items():
+        if given.get(attribute):
+            raise AwsError("InvalidAttributeValue", f"{attribute}: {why}")
+
+    def wrong(attribute: str, text: str) -> AwsError:
+        return AwsError("InvalidAttributeValue", said(attribute, text))
+
+    values = msgspec.structs.asdict(decoded(partial(msgspec.convert, given, Settable, strict=False), wrong, ""))
+    longest_s = ask.call.context.max_delay_ms // 1_000
+    most = {"DelaySeconds": longest_s, "MessageRetentionPeriod": longest_s}
+    for attribute, limit in (most | {"MaximumMessageSize": ask.limits.max_body_bytes}).items():
+        if values[attribute] is not UNSET and values[attribute] > limit:
+            raise AwsError("InvalidAttributeValue", f"{attribute}: {values[attribute]}; at most {limit:,}")
+    return values
+
+
+def _json(attribute: str, text: str, kind: Any) -> Any:
+    """The value of an attribute whose text is JSON. Raises AwsError."""
+    try:
+        return msgspec.json.decode(text, type=kind, strict=False)
+    except (msgspec.MsgspecError, RecursionError):
+        form = '{"deadLetterTargetArn": ARN of a queue, "maxReceiveCount": 1 to 1000}'
+        raise invalid(f"{attribute}: {text[:80]!r}; expected {form if kind is _Policy else 'a JSON object'}") from None
+
+
+def _redrive(ask: Ask, name: str, policy: _Policy) -> dict[str, Any]:
+    """Settings of a topic for the redrive policy of its queue. Raises AwsError, Forbidden."""
+    target = arns.queue_of_arn(policy.deadLetterTargetArn, "deadLetterTargetArn")
+    ask.access.need("publish", target)
+    if target.endswith(FIFO) != name.endswith(FIFO):
+        kind = "a FIFO queue" if name.endswith(FIFO) else "no FIFO queue"
+        raise invalid(f"RedrivePolicy: {target} must be {kind}, as {name} is")
+    return {"dead_letter": target, "max_attempts": policy.maxReceiveCount}
 
 
 def shown(queue: Queue) -> dict[str, str]:
@@ -204,19 +174,10 @@ def shown(queue: Queue) -> dict[str, str]:
     return found
 
 
-def differences(queue: Queue, given: Attributes) -> list[str]:
-    """Names of the attributes whose given values differ from those of the queue."""
-    now = shown(queue)
-    return [name for name, value in given.items() if _plain(name, now.get(name, "")) != _plain(name, value)]
-
-
-def _plain(name: str, value: str) -> Any:
-    if name not in ("RedrivePolicy", "RedriveAllowPolicy") or not value:
-        return value
-    policy = _object(name, value)
-    if "deadLetterTargetArn" in policy:
-        policy["deadLetterTargetArn"] = arns.queue_of_arn(str(policy["deadLetterTargetArn"]), "deadLetterTargetArn")
-    return {key: str(one) for key, one in policy.items()}
+def differences(queue: Queue, settings: dict[str, Any], attributes: Iterable[str]) -> list[str]:
+    """Names of the attributes that would have another value with new settings of the queue."""
+    now, then = shown(queue), shown(Queue(queue.name, topics.settings_of(topics.merged({}, settings))))
+    return [name for name in attributes if now.get(name) != then.get(name)]
 
 
 async def check_target(ask: Ask, name: str, settings: dict[str, Any]) -> None:
@@ -225,10 +186,8 @@ async def check_target(ask: Ask, name: str, settings: dict[str, Any]) -> None:
     target = settings.get("dead_letter")
     if target is not None:
         need_own_shard(ask, "RedrivePolicy", target, name)
-    if target is not None and target not in await ask.call.service.topics.all_settings(target):
-        raise AwsError(
-            "InvalidParameterValueException", f"RedrivePolicy: there is no queue {target!r}: create it first"
-        )
+        if target not in await ask.service.topics.all_settings(target):
+            raise invalid(f"RedrivePolicy: there is no queue {target!r}: create it first")
 
 
 class GetQueueAttributes(OfQueue):
@@ -239,6 +198,8 @@ class SetQueueAttributes(OfQueue):
     Attributes: dict[str, str]
 
 
+#: Attributes that can be asked for, set or not.
+_NAMES = {"All", "CreatedTimestamp", *Settable.__struct_fields__, *_REFUSED}
 _COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
 
 
@@ -247,10 +208,10 @@ async def get_queue_attributes(ask: Ask, document: GetQueueAttributes) -> Any:
     queue = await find(ask, named(ask, document.QueueUrl))
     wanted = set(document.AttributeNames)
     found = shown(queue)
-    if unknown := sorted(wanted - {"All", *_COUNTS, *_READ, *_REFUSED, *found, "CreatedTimestamp"}):
+    if unknown := sorted(wanted - {*_NAMES, *_COUNTS, *found}):
         raise AwsError("InvalidAttributeName", f"AttributeNames: there is no attribute {unknown[0][:80]!r}")
     if wanted & {"All", *_COUNTS}:
-        topic = await ask.call.service.topics.get_topic(queue.name, stale=False)
+        topic = await ask.service.topics.get_topic(queue.name, stale=False)
         visible = topic.ready + topic.blocked
         later = max(topic.scheduled - topic.blocked, 0)
         found |= dict(zip(_COUNTS, map(str, (visible, topic.leased, later)), strict=True))
@@ -263,4 +224,4 @@ async def set_queue_attributes(ask: Ask, document: SetQueueAttributes) -> None:
     await find(ask, name)
     settings = settings_of(ask, name, document.Attributes, new=False)
     await check_target(ask, name, settings)
-    await ask.call.service.topics.put_topic(name, settings, ask.access.actor)
+    await ask.service.topics.put_topic(name, settings, ask.access.actor)

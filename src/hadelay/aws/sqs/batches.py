@@ -1,44 +1,65 @@
-"""Batches: up to ten entries, each with an id of its own, which succeed or fail one by one."""
+"""Operations on messages, each of which has a batch: up to ten entries with ids, which succeed or fail one by one."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from msgspec import defstruct
+
+from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError, translated
-from hadelay.aws.sqs.protocol import CODES, old_code
+from hadelay.aws.sqs.protocol import CODES, Document, OfQueue, old_code, operations
 from hadelay.errors import HadelayError
 
 _MOST = 10
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+#: Runs an operation on messages of the queue of a URL. Returns the members of the answer about each message, None if
+#: there are none, or the message's error.
+Run = Callable[[Ask, str, Sequence[Any]], Awaitable[Sequence[dict[str, str] | HadelayError | None]]]
 
 
-class Entry(Protocol):
-    """An entry of a batch."""
+def add(name: str, message: type[Document]) -> Callable[[Run], Run]:
+    """Declare an operation on one message, and its batch: a decorator of the function that runs both. message: members
+    of the request about each message."""
+    one: Any = defstruct(name, [("QueueUrl", str)], bases=(message,), namespace={"names": OfQueue.names}, kw_only=True)
+    entry: Any = defstruct(f"{name}BatchRequestEntry", [("Id", str)], bases=(message,), kw_only=True)
+    batch: Any = defstruct(f"{name}Batch", [("Entries", list[entry])], bases=(OfQueue,))
 
-    @property
-    def Id(self) -> str: ...
+    def declare(run: Run) -> Run:
+        @operations.add(name, one)
+        async def single(ask: Ask, document: Any) -> Any:
+            (found,) = await run(ask, document.QueueUrl, [document])
+            if isinstance(found, HadelayError):
+                raise found
+            return found
+
+        @operations.add(f"{name}Batch", batch)
+        async def several(ask: Ask, document: Any) -> Any:
+            ids = _checked([entry.Id for entry in document.Entries])
+            answer: dict[str, list[Any]] = {"Successful": [], "Failed": []}
+            for id_, found in zip(ids, await run(ask, document.QueueUrl, document.Entries), strict=True):
+                if not isinstance(found, HadelayError):
+                    answer["Successful"].append({"Id": id_, **(found or {})})
+                    continue
+                error = translated(found, CODES)
+                failed = {"Id": id_, "Code": old_code(error.code), "Message": error.words}
+                answer["Failed"].append(failed | {"SenderFault": error.http_status < 500})
+            return answer
+
+        return run
+
+    return declare
 
 
-def check_entries(entries: Sequence[Entry]) -> None:
-    """Raises AwsError for a batch that SQS refuses as a whole."""
-    if not entries:
+def _checked(ids: list[str]) -> list[str]:
+    """The ids of a batch. Raises AwsError for a batch that SQS refuses as a whole."""
+    if not ids:
         raise AwsError("EmptyBatchRequest", "Entries: the batch is empty")
-    if len(entries) > _MOST:
-        raise AwsError("TooManyEntriesInBatchRequest", f"Entries: {len(entries)} given; a batch has at most {_MOST}")
-    for entry in entries:
-        if not _ID.fullmatch(entry.Id):
-            raise AwsError("InvalidBatchEntryId", f"Id: {entry.Id[:80]!r}; 1 to 80 of A-Z a-z 0-9 _ -")
-    if len({entry.Id for entry in entries}) < len(entries):
+    if len(ids) > _MOST:
+        raise AwsError("TooManyEntriesInBatchRequest", f"Entries: {len(ids)} given; a batch has at most {_MOST}")
+    for id_ in ids:
+        if not _ID.fullmatch(id_):
+            raise AwsError("InvalidBatchEntryId", f"Id: {id_[:80]!r}; 1 to 80 of A-Z a-z 0-9 _ -")
+    if len(set(ids)) < len(ids):
         raise AwsError("BatchEntryIdsNotDistinct", "Entries: two entries have the same Id")
-
-
-def results(entries: Sequence[Entry], good: Mapping[int, Any], bad: Mapping[int, AwsError | HadelayError]) -> Any:
-    """The answer to a batch. good, bad: by position; what a successful entry has besides its id, or its error."""
-    failed = []
-    for at, found in sorted(bad.items()):
-        error = found if isinstance(found, AwsError) else translated(found, CODES)
-        fault = error.status < 500
-        failed.append(
-            {"Id": entries[at].Id, "SenderFault": fault, "Code": old_code(error.code), "Message": error.words}
-        )
-    return {"Successful": [{"Id": entries[at].Id, **good[at]} for at in sorted(good)], "Failed": failed}
+    return ids

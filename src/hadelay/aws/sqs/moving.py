@@ -34,8 +34,13 @@ class _OfSource(Document):
     SourceArn: str
 
     @property
+    def source(self) -> str:
+        """Name of the queue. Raises AwsError."""
+        return arns.queue_of_arn(self.SourceArn, "SourceArn")
+
+    @property
     def names(self) -> Mapping[str, str]:
-        return {"topic": arns.queue_of_arn(self.SourceArn, "SourceArn")}
+        return {"topic": self.source}
 
 
 class StartMessageMoveTask(_OfSource):
@@ -48,7 +53,7 @@ class ListMessageMoveTasks(_OfSource):
 
 
 class CancelMessageMoveTask(Document):
-    TaskHandle: str
+    TaskHandle: Annotated[str, Meta(pattern=r"^[0-9]{1,15}\Z")]
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -64,7 +69,7 @@ async def list_dead_letter_source_queues(ask: Ask, document: ListDeadLetterSourc
 
 async def _sources(ask: Ask, name: str) -> list[str]:
     """Names of the queues whose dead letters go to this queue. Raises NotFound if it does not exist."""
-    known = await ask.call.service.topics.all_settings()
+    known = await ask.service.topics.all_settings()
     if name not in known:
         raise NotFound(f"there is no queue {name!r}")
     return [one for one, settings in known.items() if settings.dead_letter == name]
@@ -80,11 +85,11 @@ async def _existing(ask: Ask, name: str, member: str) -> list[str]:
 
 @operations.add("StartMessageMoveTask", StartMessageMoveTask)
 async def start_message_move_task(ask: Ask, document: StartMessageMoveTask) -> Any:
-    name, rate = arns.queue_of_arn(document.SourceArn, "SourceArn"), document.MaxNumberOfMessagesPerSecond
+    name, rate = document.source, document.MaxNumberOfMessagesPerSecond
     need_job(ask.access, "transfer", name)
     sources = await _existing(ask, name, "SourceArn")
     into = await _destination(ask, document.DestinationArn, name)
-    topic = await ask.call.service.topics.get_topic(name, stale=False)
+    topic = await ask.service.topics.get_topic(name, stale=False)
     if not sources and not topic.dead:
         raise invalid(f"SourceArn: {name} is a dead-letter queue of no queue: set the RedrivePolicy of its sources")
     if not sources and into:
@@ -93,7 +98,7 @@ async def start_message_move_task(ask: Ask, document: StartMessageMoveTask) -> A
     need_begin(ask.access, action, name, into, "DestinationArn")
     spec = JobSpec(action, name, rate=None if rate is None else float(rate), into=into)
     request = "" if ask.retry_key is None else ask.retry_key.decode()
-    jobs = ask.call.service.jobs
+    jobs = ask.service.jobs
     if not await jobs.begun(request) and any(not job.ended_at for job in await _tasks(ask, name)):
         raise invalid(f"SourceArn: a task already runs for {name}: wait for its end, or cancel it")
     job = await jobs.begin(spec, request, ask.access.actor)
@@ -117,17 +122,17 @@ async def _destination(ask: Ask, arn: str | None, source: str) -> str:
 
 async def _tasks(ask: Ask, name: str) -> list[Job[str]]:
     """Jobs that are tasks of this queue, the latest first."""
-    jobs = await ask.call.service.jobs.list_jobs(stale=False)
+    jobs = await ask.service.jobs.list_jobs(stale=False)
     return [job for job in reversed(jobs) if job.action in _ACTIONS and job.filter.topic == name]
 
 
 @operations.add("ListMessageMoveTasks", ListMessageMoveTasks)
 async def list_message_move_tasks(ask: Ask, document: ListMessageMoveTasks) -> Any:
-    name = arns.queue_of_arn(document.SourceArn, "SourceArn")
+    name = document.source
     need_job(ask.access, "transfer", name)
     await _existing(ask, name, "SourceArn")
     tasks = (await _tasks(ask, name))[: document.MaxResults]
-    topic = await ask.call.service.topics.get_topic(name, stale=False)
+    topic = await ask.service.topics.get_topic(name, stale=False)
     waiting = topic.ready + topic.blocked + topic.scheduled
     return {"Results": [_shown(name, job, waiting if job.action == "transfer" else topic.dead) for job in tasks]}
 
@@ -156,11 +161,8 @@ def _shown(name: str, job: Job[str], left: int) -> dict[str, Any]:
 
 @operations.add("CancelMessageMoveTask", CancelMessageMoveTask)
 async def cancel_message_move_task(ask: Ask, document: CancelMessageMoveTask) -> Any:
-    handle = document.TaskHandle
-    if not (handle.isascii() and handle.isdigit() and len(handle) < 16):
-        raise invalid(f"TaskHandle: {handle[:40]!r} is no handle of a task")
-    missing = AwsError("ResourceNotFoundException", f"TaskHandle: there is no running task {handle}", 404)
-    number, jobs = int(handle), ask.call.service.jobs
+    number, jobs = int(document.TaskHandle), ask.service.jobs
+    missing = AwsError("ResourceNotFoundException", f"TaskHandle: there is no running task {number}", 404)
     try:
         job = await jobs.get_job(number, stale=False)
     except NotFound:

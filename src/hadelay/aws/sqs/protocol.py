@@ -21,7 +21,7 @@ _JSON = "application/x-amz-json-1.0"
 _TARGET = "AmazonSQS."
 _MISSING = re.compile(r"Object missing required field `(\w+)`|.+, got `null`")
 #: A value of the right type that a document's limits refuse; other errors are of the type.
-_BEYOND = re.compile(r"Expected `\w+` (of length )?[<>]")
+_BEYOND = re.compile(r"Expected `\w+` (of length )?([<>]|matching)")
 #: Beginning of SQS's errors in XML.
 _XML = '<?xml version="1.0"?><ErrorResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/"><Error><Type>'
 #: Codes of the old Query protocol for codes of the JSON protocol, where they differ: SDKs compare them, too.
@@ -44,17 +44,12 @@ class Document(base.Document):
     """A request's document. SQS ignores members that it does not know."""
 
 
-def queue_in_url(url: str) -> dict[str, str]:
-    """What a document with this QueueUrl names (Document.names). Raises AwsError."""
-    return {"topic": arns.queue_of_url(url)}
-
-
 class OfQueue(Document):
     QueueUrl: str
 
     @property
     def names(self) -> Mapping[str, str]:
-        return queue_in_url(self.QueueUrl)
+        return {"topic": arns.queue_of_url(self.QueueUrl)}
 
 
 class Named(Document):
@@ -69,8 +64,8 @@ operations = Operations()
 
 
 async def handle(ask: Ask) -> Answer:
-    """Run the operation that a request names. Raises AwsError, HadelayError."""
-    target = ask.call.request.headers.get("X-Amz-Target", "")
+    """Run the operation that a request names. Raises HadelayError."""
+    target = ask.headers.get("X-Amz-Target", "")
     if not target:
         raise AwsError(
             "UnsupportedOperation",
@@ -105,16 +100,15 @@ def old_code(code: str) -> str:
 
 
 def _refusal(call: Call, error: AwsError) -> Answer:
-    old, fault = old_code(error.code), "Sender" if error.status < 500 else "Receiver"
+    old, fault = old_code(error.code), "Sender" if error.http_status < 500 else "Receiver"
     if not call.request.headers.get("X-Amz-Target"):
         text = (
-            f"{_XML}{fault}</Type><Code>{old}</Code><Message>{escape(error.words)}</Message><Detail/>"
-            f"</Error>"
+            f"{_XML}{fault}</Type><Code>{old}</Code><Message>{escape(error.words)}</Message><Detail/></Error>"
             f"<RequestId>{new_id()}</RequestId></ErrorResponse>"
         )
-        return Answer(error.status, {"Content-Type": "text/xml"}, text.encode())
+        return Answer(error.http_status, {"Content-Type": "text/xml"}, text.encode())
     body = msgspec.json.encode({"__type": f"com.amazonaws.sqs#{error.code}", "message": error.words})
-    return Answer(error.status, {"Content-Type": _JSON, "x-amzn-query-error": f"{old};{fault}"}, body)
+    return Answer(error.http_status, {"Content-Type": _JSON, "x-amzn-query-error": f"{old};{fault}"}, body)
 
 
 #: Codes of SQS for errors of the services.
@@ -141,9 +135,8 @@ def named(ask: Ask, url: str, scope: str = "") -> str:
 
 def need_own_shard(ask: Ask, member: str, queue: str, other: str) -> None:
     """Raises AwsError if a queue that `member` names is in another shard than the queue `other`, which is here."""
-    router = ask.call.context.router
-    if (shard := router.owner(queue)) is not None:
+    if (shard := ask.router.owner(queue)) is not None:
         raise invalid(
-            f"{member}: {queue!r} belongs to shard {shard}, and {other!r} to shard {router.here}; messages stay in "
+            f"{member}: {queue!r} belongs to shard {shard}, and {other!r} to shard {ask.router.here}; messages stay in "
             "their shard. `hadelay shards pin NAME SHARD` gives a new name to a shard, before its queue is created"
         )

@@ -42,7 +42,7 @@ class ReceiveMessage(OfQueue):
     MaxNumberOfMessages: Annotated[int, Meta(ge=1, le=10)] | None = None
     VisibilityTimeout: int | None = None
     WaitTimeSeconds: Annotated[int, Meta(ge=0, le=_LONGEST_S)] | None = None
-    ReceiveRequestAttemptId: str | None = None
+    ReceiveRequestAttemptId: Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z")] | None = None
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -52,24 +52,19 @@ class ReceiveMessage(OfQueue):
 @operations.add("ReceiveMessage", ReceiveMessage)
 async def receive_message(ask: Ask, document: ReceiveMessage) -> Any:
     name = named(ask, document.QueueUrl, "consume")
-    context = ask.call.context
-    if (to := context.router.of_topics([name], None)) is not None:
-        longest_ms = 1000 * (_LONGEST_S if document.WaitTimeSeconds is None else document.WaitTimeSeconds)
-        with context.waiting.one_more(ask.access):
-            return await _elsewhere(ask, await context.forwarder.find_leader(to), longest_ms)
-    queue = await find(ask, name, stale=True)
+    wait_s = document.WaitTimeSeconds
+    if ask.router.owner(name) is None:
+        queue = await find(ask, name, stale=True)
+        wait_s = int(queue.own("ReceiveMessageWaitTimeSeconds", "0")) if wait_s is None else wait_s
     system = frozenset((*document.AttributeNames, *document.MessageSystemAttributeNames))
     if unknown := sorted(system - _KNOWN):
         raise AwsError("InvalidAttributeName", f"AttributeNames: there is no attribute {unknown[0][:80]!r}")
-    wait_s = document.WaitTimeSeconds
-    if wait_s is None:
-        wait_s = int(queue.own("ReceiveMessageWaitTimeSeconds", "0"))
     request = ReceiveRequest(
         [name],
         ask.access.actor.token or "sqs",
         _request_id(ask, name, document.ReceiveRequestAttemptId),
         document.MaxNumberOfMessages or 1,
-        1000 * wait_s,
+        1000 * (_LONGEST_S if wait_s is None else wait_s),
         check_timeout(ask, document.VisibilityTimeout),
         group_max=10 if name.endswith(FIFO) else 1,
         node=ask.relayed_by,
@@ -93,15 +88,13 @@ async def _elsewhere(ask: Ask, leader: Leader, wait_ms: int) -> Answer:
 
 def _request_id(ask: Ask, queue: str, attempt: str | None) -> bytes:
     """Id of a receive, which is the same in all tries of one call, and an attempt's in one queue only."""
-    if attempt is not None and not (0 < len(attempt) <= 128 and attempt.isascii() and attempt.isprintable()):
-        raise invalid("ReceiveRequestAttemptId: 1 to 128 printable characters of ASCII")
     key = attempt.encode() if attempt is not None else ask.retry_key
     return os.urandom(16) if key is None else blake2b(queue.encode() + b"\0" + key, digest_size=16).digest()
 
 
 def check_timeout(ask: Ask, seconds: int | None) -> int | None:
     """Visibility timeout of a request in ms; None: the queue's timeout applies. Raises AwsError."""
-    longest = ask.call.context.config.max_lease_ms // 1000
+    longest = ask.limits.max_lease_ms // 1000
     if seconds is None:
         return None
     if not 0 <= seconds <= longest:
@@ -141,7 +134,7 @@ async def _system(ask: Ask, message: Received[str], published_ms: int, wanted: f
     if every or _FIRST in wanted:
         found[_FIRST] = str(await _first_ms(ask, message))
     if every or _SOURCE in wanted:
-        source = ask.call.service.messages.died_in(parse_id(message.id), message.topic)
+        source = ask.service.messages.died_in(parse_id(message.id), message.topic)
         if source is not None and ask.may_any(source):
             found[_SOURCE] = queue_arn(source)
     return {name: text for name, text in found.items() if every or name in wanted}
@@ -152,7 +145,7 @@ async def _first_ms(ask: Ask, message: Received[str]) -> int:
     first of its known hand-outs."""
     if message.attempt > 1:
         try:
-            view = await ask.call.service.messages.describe(parse_id(message.id), body=False, stale=True)
+            view = await ask.service.messages.describe(parse_id(message.id), body=False, stale=True)
         except HadelayError:
             view = None
         for event in (view.history if view is not None else None) or ():

@@ -1,6 +1,6 @@
 """SendMessage and SendMessageBatch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -8,13 +8,11 @@ from msgspec import field
 from msgspec.structs import replace
 
 from hadelay.api.publishrequest import BatchItem, PublishQuery
-from hadelay.api.service import Receipts, answered
 from hadelay.aws.door import Ask
 from hadelay.aws.errors import AwsError
-from hadelay.aws.sqs import values
+from hadelay.aws.sqs import batches, values
 from hadelay.aws.sqs.attributes import Queue, find
-from hadelay.aws.sqs.batches import check_entries, results
-from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations, queue_in_url
+from hadelay.aws.sqs.protocol import Document, invalid, named
 from hadelay.aws.sqs.values import OPTION, SYSTEM, Value
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import hash_key
@@ -42,52 +40,20 @@ class Message(Document, kw_only=True):
     MessageGroupId: str | None = None
 
 
-class SendMessage(Message, kw_only=True):
-    QueueUrl: str
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        return queue_in_url(self.QueueUrl)
-
-
-class SendEntry(Message, kw_only=True):
-    Id: str
-
-
-class SendMessageBatch(OfQueue):
-    Entries: list[SendEntry]
-
-
-@operations.add("SendMessage", SendMessage)
-async def send_message(ask: Ask, document: SendMessage) -> Any:
-    queue = await find(ask, named(ask, document.QueueUrl, "publish"), stale=True)
-    receipts = await _commit(ask, [_draft(ask, queue, document)])
-    if receipts.problems:
-        raise receipts.problems[0]
-    return _answer(queue, document, receipts.ids[0])
-
-
-@operations.add("SendMessageBatch", SendMessageBatch)
-async def send_message_batch(ask: Ask, document: SendMessageBatch) -> Any:
-    check_entries(document.Entries)
-    queue = await find(ask, named(ask, document.QueueUrl, "publish"), stale=True)
-    drafts: dict[int, Draft] = {}
-    bad: dict[int, AwsError | HadelayError] = {}
-    for at, entry in enumerate(document.Entries):
+@batches.add("SendMessage", Message)
+async def send_messages(ask: Ask, url: str, messages: Sequence[Message]) -> Any:
+    queue = await find(ask, named(ask, url, "publish"), stale=True)
+    found: list[Any] = []
+    for message in messages:
         try:
-            drafts[at] = _draft(ask, queue, entry)
-        except (AwsError, HadelayError) as error:
-            bad[at] = error
-    receipts = await _commit(ask, list(drafts.values())) if drafts else Receipts([], [])
-    bad |= {at: receipts.problems[n] for n, at in enumerate(drafts) if n in receipts.problems}
-    good = {at: _answer(queue, document.Entries[at], receipts.ids[n]) for n, at in enumerate(drafts) if at not in bad}
-    return results(document.Entries, good, bad)
-
-
-async def _commit(ask: Ask, drafts: list[Draft]) -> Receipts:
-    found: Receipts = await answered(
-        lambda done: ask.call.service.publish(drafts, ask.retry_key, done, ask.access.actor.token)
-    )
+            found.append(_draft(ask, queue, message))
+        except HadelayError as error:
+            found.append(error)
+    places = [at for at, one in enumerate(found) if isinstance(one, Draft)]
+    if places:
+        receipts = await ask.publish([found[at] for at in places], ask.retry_key)
+        for row, at in enumerate(places):
+            found[at] = receipts.problems.get(row) or _answer(queue, messages[at], receipts.ids[row])
     return found
 
 
@@ -108,8 +74,8 @@ def sequence(message_id: int) -> str:
 
 
 def _draft(ask: Ask, queue: Queue, message: Message) -> Draft:
-    """Raises AwsError, and the errors of draft_of."""
-    context, config = ask.call.context, ask.call.context.config
+    """Raises HadelayError."""
+    max_delay_ms, config = ask.call.context.max_delay_ms, ask.limits
     if not message.MessageBody:
         raise AwsError("MissingRequiredParameterException", "MessageBody: the body is empty")
     values.check_text(message.MessageBody, "MessageBody")
@@ -125,16 +91,16 @@ def _draft(ask: Ask, queue: Queue, message: Message) -> Draft:
     options = _options(message.MessageAttributes)
     if (delay := message.DelaySeconds) is not None and delay < 0:
         raise invalid(f"DelaySeconds: {delay} is negative")
-    times = publishing.due_time(context.max_delay_ms, delay, options.pop("deliver_at", None))
+    times = publishing.due_time(max_delay_ms, delay, options.pop("deliver_at", None))
     group, unique = _fifo(queue, message)
     meta = _system(message) | ({} if unique is None else {f"{SYSTEM}MessageDeduplicationId": unique[0]})
-    traceparent = ask.call.request.headers.get("traceparent")
+    traceparent = ask.headers.get("traceparent")
     if not (message.MessageAttributes or meta or traceparent) and group is None:
         # Most messages are of this kind. draft_of would make the same draft, by as much work as all the rest here.
         return Draft(queue.name, *times, 0, 0, _TEXT, body)
     item = BatchItem(queue.name, content_type=kind, group=group, meta=meta, **options)
     trace = publishing.check_traceparent((traceparent or "").encode("utf-8", "replace"))
-    draft = publishing.draft_of(config, context.max_delay_ms, item, times, trace, body)
+    draft = publishing.draft_of(config, max_delay_ms, item, times, trace, body)
     for topic in publishing.callback_topics(draft):
         ask.access.need("publish", topic)
     if unique is None:

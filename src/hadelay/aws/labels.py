@@ -1,0 +1,35 @@
+"""Labels of topics at the doors: the tags of a queue or of a group of schedules, and what the doors note themselves.
+
+The names of the latter begin with `aws:`, as no tag of a user may.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from hadelay.aws.errors import AwsError
+
+OWN = "aws:"
+#: Limits of AWS: number of tags of a queue or a group, and characters of a name and of a value.
+_MOST, _NAME, _VALUE = 50, 128, 256
+CREATED, CHANGED = f"{OWN}CreatedTimestamp", f"{OWN}LastModifiedTimestamp"
+
+
+def check_tags(tags: Mapping[str, str], before: Iterable[str] = ()) -> dict[str, str]:
+    """Labels for tags. before: names of the tags that are there. Raises AwsError."""
+    for name, text in tags.items():
+        if not 0 < len(name) <= _NAME or len(text) > _VALUE or name.startswith(OWN):
+            what = f"Tags: {name[:80]!r}: 1 to {_NAME} characters, not beginning with {OWN}; a value up to {_VALUE}"
+            raise AwsError("InvalidParameterValueException", what)
+    if (count := len(tags.keys() | set(before))) > _MOST:
+        raise AwsError("InvalidParameterValueException", f"Tags: {count} tags; at most {_MOST} are allowed")
+    return dict(tags)
+
+
+def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in labels.items() if not name.startswith(OWN)}
+
+
+def times(*, new: bool) -> dict[str, str]:
+    """Labels with the time of a change, in seconds since 1970. new: whether the change is the creation."""
+    now = str(int(time.time()))
+    return {CREATED: now, CHANGED: now} if new else {CHANGED: now}
