@@ -38,7 +38,7 @@ Answer = dict[str, Any]
 
 #: Limit of the characters of a wake-up's body that this server stores, and of one answer about one wake-up.
 MAX_BODY = 16_000
-#: Limit of the characters of a body in a list.
+#: Limit of the characters of each body in a list of wake-ups.
 _PREVIEW = 200
 #: Limits of wake-ups in one answer: of a list, and of a receive.
 _MOST_LISTED, _MOST_RECEIVED = 50, 5

@@ -158,7 +158,7 @@ class Draft(Struct, frozen=True, gc=False):
     tag_mask: int
     #: TTL in ms, counted from the due time; 0: the topic's TTL.
     ttl_ms: int
-    #: meta of the message: a msgpack map, or empty
+    #: Meta of the message's record: a msgpack map, or empty
     meta: bytes
     body: bytes
     #: Idempotency-Key of this message alone, from its batch item

@@ -102,7 +102,7 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
 def _end_at_once(error: BaseException) -> None:
     """End the process after an error that the node cannot survive."""
     full = {"next": ENDS} if is_disk_full(error) else {}
-    if isinstance(error, FileNotFoundError) and error.filename:  # repr(error) does not show the file
+    if isinstance(error, FileNotFoundError) and error.filename:  # name the file: repr(error) does not
         full = {"file": str(error.filename), "next": WAY_OUT}
     log.critical("fatal", error=repr(error), exc_info=error, **full)
     # Exit without clean-up, because any further write might break a guarantee of the cluster.

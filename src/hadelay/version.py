@@ -6,5 +6,5 @@ VERSION = "0.1.0"
 FIRST_LEVEL = 1
 #: Highest feature level that this code knows. A replicated command switches the level on once every node knows it.
 FEATURE_LEVEL = 1
-#: Last commit whose program reads what development versions wrote, from before the first release.
+#: Last commit whose code reads the files of development versions, which are older than the first release.
 LAST_DEVELOPMENT = "5c412203"

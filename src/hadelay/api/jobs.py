@@ -138,7 +138,7 @@ class JobsQuery(ReadQuery):
 
 
 class Jobs(Document, Generic[At], frozen=True):
-    """Running jobs and the latest ended ones, at most 100 of each shard, oldest first."""
+    """Running jobs, and jobs that ended last: at most 100 of each shard, oldest first."""
 
     jobs: list[Job[At]]
     #: Shards that do not answer, whose jobs are left out.

@@ -124,7 +124,7 @@ class ListQuery(Request, rename={"from_": "from"}):
 
 
 class ListAllQuery(ListQuery, rename={"from_": "from"}):
-    #: Beginning of the names of the topics whose messages are wanted.
+    #: Filter: only messages of topics whose names begin with this text.
     prefix: str = ""
     #: Whether the answer has `cursors`: one cursor per message.
     cursors: bool = False

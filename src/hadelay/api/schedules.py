@@ -17,8 +17,8 @@ OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 class Times(Request, kw_only=True):
     """When a schedule is due: exactly one of `cron`, `every` and `at`."""
 
-    #: Five fields (minute hour day month weekday), six with seconds in front, or @hourly, @daily, @weekly, @monthly,
-    #: @yearly; in `timezone`.
+    #: Cron pattern: five fields (minute hour day month weekday), six with seconds in front, or @hourly, @daily,
+    #: @weekly, @monthly, @yearly. Its times are in `timezone`.
     cron: str | None = None
     #: Interval of 1 s or more between occurrences, from `start`, else from 1970-01-01T00:00:00Z.
     every: Duration | None = None
@@ -158,7 +158,7 @@ class Schedules(Document, frozen=True):
 
 
 class Preview(Times, kw_only=True):
-    """Request for the next times of a schedule that is described here and not stored."""
+    """Request for the next times of a schedule that the request describes; nothing is stored."""
 
     #: Number of times to show: at most 100.
     count: int = 10

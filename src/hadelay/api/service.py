@@ -27,7 +27,7 @@ class Receipts(Struct):
     deliver_at_ms: list[int]
     #: Rows that repeat an earlier publish under the same idempotency key; they have its id and deliver_at_ms.
     duplicates: frozenset[int] = frozenset()
-    #: Refusals by row; id and deliver_at_ms of a refused row mean nothing.
+    #: Row → error of a refused message. The id and deliver_at_ms of such a row mean nothing.
     problems: dict[int, HadelayError] = {}
     #: Row → id of the message that this row's message replaced (on_conflict = replace).
     replaced: dict[int, int] = {}

@@ -20,7 +20,7 @@ class Pause(Request):
 
 class TopicsQuery(Request):
     stale: bool = False
-    #: Beginning of the names of the wanted topics.
+    #: Filter: only topics whose names begin with this text.
     prefix: str = ""
     #: With several shards: leave out the topics of shards that do not answer, and name these shards in `missing`.
     partial: bool = False

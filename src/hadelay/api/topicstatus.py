@@ -42,8 +42,8 @@ class TopicStatus(Document, Generic[At], frozen=True):
     blocked: int = 0
     #: Number of scheduled, ready and blocked messages that wait after a failed attempt.
     retrying: int = 0
-    #: Longest wait of a due message behind the first ones of its group, in ms; None if none is known to wait. Only in
-    #: the answer for a single topic.
+    #: Longest wait of a due message behind the first messages of its group, in ms; None if none is known to wait. Only
+    #: in the answer for a single topic.
     oldest_blocked_age_ms: int | None = None
     #: Number of copies that the subscription, and earlier ones of its name, dropped because it was full (`on_full`).
     dropped: int = 0

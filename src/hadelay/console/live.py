@@ -22,7 +22,7 @@ from hadelay.rules.sharedcount import SharedCount
 
 log = structlog.get_logger("hadelay")
 
-#: Limit of streams of one node.
+#: Limit of open streams (pages that are kept up to date) of one node.
 MOST = 300
 #: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0

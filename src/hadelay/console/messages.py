@@ -232,7 +232,7 @@ _EVENT_TONES = {
 }  # fmt: skip
 
 
-#: Due times before and after a move.
+#: Members of an event with the due times before and after a move.
 _MOVED = ("old_deliver_at", "new_deliver_at")
 
 

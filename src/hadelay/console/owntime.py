@@ -1,4 +1,4 @@
-"""CPU time of one coroutine, without the time of the tasks that run between its steps."""
+"""Measures the CPU time of a coroutine, without that of other tasks that run between the coroutine's steps."""
 
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -36,7 +36,7 @@ class _Timed(Generic[T]):
                 self._clock.spent_s += time.thread_time() - began
             try:
                 yield waits_for
-            except BaseException as error:  # a cancellation, for example: the coroutine has to see it
+            except BaseException as error:  # pass it on to the coroutine: it may be a cancellation
                 step = partial(steps.throw, error)
             else:
                 step = partial(next, steps)

@@ -41,7 +41,7 @@ class StaticFile(NamedTuple):
 
 
 def _lean(body: bytes) -> bytes:
-    """Our script or style without comments that have a line of their own, and without indents."""
+    """Shorten a script or style of the console: drop comments that have a line of their own, and indents."""
     lines = (line.strip() for line in body.splitlines())
     return b"\n".join(line for line in lines if line and not line.startswith((b"//", b"/*")))
 

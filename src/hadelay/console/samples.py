@@ -80,7 +80,7 @@ class Sampler:
         self._looks: deque[tuple[float, Totals]] = deque(maxlen=16)
         self._looking: asyncio.Task[Look] | None = None
         self._looked = self._cost_s = 0.0
-        #: Leader at the last sample.
+        #: Name of the node that led at the last sample.
         self._leader: str | None = None
         self._samples = 0
 

@@ -66,7 +66,7 @@ _TITLES: dict[type[HadelayError], str] = {
 _REPORT_S, _REPORT_WAIT_S, _REPORTS = 2.0, 1.0, 100
 #: Time after which an open list is read anew, in seconds.
 _AGAIN_S = 10
-#: Modules of the pages.
+#: Modules that declare the console's pages.
 _PARTS = (
     overview, search, topics, topicsettings, messages, reschedule, publishing, dead, retrying, consumers,
     schedules, scheduleform, batches, jobs, cluster, access,
@@ -101,7 +101,7 @@ class Console:
         #: Recent reports of what needs attention: scopes of the reader → monotonic time in s, and task; the oldest
         #: first.
         self._reports: dict[tuple[str, ...], tuple[float, asyncio.Task[Attention[str]]]] = {}
-        #: Last count of messages that fall due soon (overview.py): monotonic time of its begin in s, and its task.
+        #: Last count of messages that fall due soon (overview.py): monotonic time at which it began in s, and its task.
         self.soon: tuple[float, asyncio.Task[list[tuple[str, int]]] | None] = (0.0, None)
         # Browsers send cookies to all ports of a host, so the cookie's name differs between clusters on the same
         # machine.
@@ -251,7 +251,7 @@ class Console:
     async def _redirect(self, call: Call) -> Answer:
         if call.target == "/" and "text/html" not in call.request.headers.get("Accept", ""):
             raise NotFound("path / does not exist; /openapi.json lists all paths")
-        # Relative, since a proxy may serve this node under a path.
+        # The location is relative, because a proxy may serve this node under a path.
         return Answer(HTTPStatus.SEE_OTHER, {"Location": "console/"}, b"")
 
     async def _stream(self, live: LiveHandler, visit: Visit) -> web.StreamResponse:

@@ -155,7 +155,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
         piece = data[start + 1 : end]
         problem = None
         if len(ends) == 2 and len(piece) <= _DECODE and not piece.strip(_SPACE):
-            return  # an empty batch
+            return  # the batch is empty: nothing is left to decode
         if len(piece) > _DECODE:
             problem = yield from _problem_of_large_json(piece, number, largest)
         if problem is not None:
@@ -231,7 +231,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         ends += (found + at).tolist()
         at += len(piece)
         if len(closed):
-            if data[ends[-1]] != opening[0] + 2:  # in ASCII, ] is [ + 2, and } is { + 2
+            if data[ends[-1]] != opening[0] + 2:  # must match: in ASCII, ] is [ + 2, and } is { + 2
                 raise BadRequest(f"body: JSON is malformed: wrong closing bracket (byte {ends[-1]})")
             for rest in range(ends[-1] + 1, len(data), _CUT_JSON):
                 if data[rest : rest + _CUT_JSON].strip(_SPACE):
@@ -253,7 +253,7 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
 
 
 def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
-    """Offset of the first bracket, in a list; [] if there is only whitespace. Raises BadRequest for other text."""
+    """List with the offset of the first bracket; empty if all is whitespace. Raises BadRequest for other text."""
     first = int(where[0]) if len(where) else len(piece)
     if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")

@@ -87,7 +87,7 @@ async def _from_leader(
             return await elsewhere(leader)
         try:
             return await context.polls.run(call.service.consume.receive(ask))
-        except NoLeader as error:  # this node lost the leadership while the request waited
+        except NoLeader as error:  # this node lost the leadership: look for the new leader
             failure = error
             ask = msgspec.structs.replace(ask, wait_ms=max(0, int((until - loop.time()) * 1000)))
     raise failure

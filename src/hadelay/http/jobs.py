@@ -105,7 +105,7 @@ async def count_job(call: Call) -> Answer:
     **_OWN,
 )
 async def list_jobs(call: Call) -> Answer:
-    """Running jobs and the latest ended ones, oldest first"""
+    """Running jobs, and jobs that ended last, oldest first"""
     jobs = await call.service.jobs.list_jobs(stale=call.query.stale)
     return call.answer(api.Jobs([job for job in jobs if call.access.may("read", covered(job.filter.topic))]))
 

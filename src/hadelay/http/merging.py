@@ -168,7 +168,7 @@ def page(rows: Iterable[tuple[str, msgspec.Raw]], lists: Lists, call: Call, posi
 
 class Page(NamedTuple):
     rows: list[msgspec.Raw]
-    #: Cursor behind each row.
+    #: For each row, the cursor of a page that begins after it.
     cursors: list[str]
     #: Cursor of the next page; None: no more.
     cursor: str | None

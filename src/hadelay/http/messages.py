@@ -276,7 +276,7 @@ async def purge_dead(call: Call) -> Answer:
 
 @routes.add("POST", "/v1/topics/{topic}:purge", body=api.Purge, returns={202: api.Purged}, errors=(404, 429))
 async def purge(call: Call) -> Answer:
-    """Cancel scheduled or ready messages published before; delete dead letters"""
+    """Cancel a topic's scheduled or ready messages that were published before, or delete its dead letters"""
     topic, states = call.topic, sorted(set(call.body.states))
     if not states:
         raise BadRequest("states: give at least one of scheduled, ready, dead")

@@ -142,7 +142,7 @@ def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
             yield from _subclasses(one)
 
 
-#: Types of requests, and parts of them, by name.
+#: Name of a type of requests, or of a part of requests → the type.
 _REQUESTS = {kind.__name__: kind for kind in MEMBERS}
 
 

@@ -209,7 +209,7 @@ class Division:
 
     @property
     def only(self) -> Destination | None:
-        """The other shard to which all items belong, if there is one."""
+        """The shard to which all items belong, if it is another shard than this one; otherwise None."""
         if self.here or len(self.elsewhere) != 1:
             return None
         return self._router.destination(*self.elsewhere)

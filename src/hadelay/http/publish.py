@@ -192,7 +192,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # The cache `whens` takes 1, 1.0 and True for one key. That is safe: the item's decoder has refused True.
+        # In the cache `whens`, 1, 1.0 and True are the same key. That is safe: the item's decoder has refused True.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = publishing.due_time(self.max_delay_ms, delay, at)

@@ -152,7 +152,7 @@ async def put_schedule(call: Call) -> Answer:
     shards=merging.wherever,
 )
 async def get_schedule(call: Call) -> Answer:
-    """A schedule with its next occurrences, and its last ones with their messages"""
+    """A schedule with its next occurrences, and its last occurrences with their messages"""
     found = await call.service.schedules.get(_name(call), body=call.query.body, stale=call.query.stale)
     call.access.need_of("read", found.topic, "schedule")
     return call.answer(found)
@@ -253,7 +253,7 @@ async def resume_schedule(call: Call) -> Answer:
     shards=_change_in_one,
 )
 async def trigger_schedule(call: Call) -> Answer:
-    """Make one occurrence, due now"""
+    """Make one occurrence of a schedule, due now"""
     key, name = _key(call), _name(call)
     exists = await _may_run(call, name, key)
     made = await call.service.schedules.trigger(name, key, call.actor, exists=exists)

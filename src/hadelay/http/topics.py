@@ -121,13 +121,13 @@ async def put_subscription(call: Call) -> Answer:
 
 @routes.add("GET", _SUBSCRIPTION, query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
 async def get_subscription(call: Call) -> Answer:
-    """One subscription with counts; it is the topic orders~billing"""
+    """One subscription, with the numbers of its messages; it is a topic such as orders~billing"""
     return call.answer(await call.service.topics.get_topic(_subscription(call), stale=call.query.stale))
 
 
 @routes.add("GET", _SUBSCRIPTIONS, query=ReadQuery, returns={200: Topics}, errors=(404, 503), scope="read")
 async def list_subscriptions(call: Call) -> Answer:
-    """The subscriptions of a topic with counts"""
+    """The subscriptions of a topic, with the numbers of their messages"""
     return call.answer(Topics(await call.service.topics.list_subscriptions(call.topic, stale=call.query.stale)))
 
 
@@ -160,7 +160,7 @@ async def _change(call: Call, config: dict[str, Any]) -> Answer:
 
 @routes.add("GET", "/v1/topics/{topic}", query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
 async def get_topic(call: Call) -> Answer:
-    """One topic with counts"""
+    """One topic, with the numbers of its messages"""
     return call.answer(await call.service.topics.get_topic(call.topic, stale=call.query.stale))
 
 
@@ -207,7 +207,7 @@ async def list_groups(call: Call) -> Answer:
     shards=merging.merged(_TOPICS.whole()),
 )
 async def list_topics(call: Call) -> Answer:
-    """All topics that the token may read, with counts"""
+    """All topics that the token may read, with the numbers of their messages"""
     found = await call.service.topics.list_topics(stale=call.query.stale, prefix=call.query.prefix)
     topics: list[Any] = []
     for first in range(0, len(found), _TOPICS_AT_ONCE):

@@ -1,5 +1,5 @@
-"""The answers on one connection to a node of another shard: where an answer ends, and whether the connection may carry
-another request.
+"""Reads the answers on one connection to a node of another shard: finds where an answer ends, and whether the
+connection may carry another request.
 
 No I/O happens here: pool.py feeds the bytes that arrive. Bytes of one answer must never reach another client, so this
 reader is strict. It accepts what nodes send, an HTTP/1.1 head with one Content-Length, and refuses anything else,

@@ -32,7 +32,7 @@ from hadelay.http.forwarding.pool import Asked, Failure, Pool, Request, Server
 from hadelay.platform.tls import Certificates
 from hadelay.settings.node import HttpConfig
 
-#: Time for which a node that could not be reached is asked last, in seconds; and limit of such nodes.
+#: Time in seconds for which a node that could not be reached is asked after all others; and limit of such nodes.
 _AVOID_S, _MOST_AVOIDED = 1.0, 1_024
 _RETRY_MS = 200
 #: Pattern of the base URL of a node, as a shard map may have it.
@@ -209,7 +209,7 @@ class Forwarder:
         if leader in to.urls:
             self._leaders[to.shard] = _Seen(leader, time.monotonic())
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and to.urls.get(leader, url) == url:
-            self.avoid(to, url)  # another node may know the leader, or not be drained
+            self.avoid(to, url)  # another node may know the leader, or may not be drained
 
     def server(self, url: str) -> Server:
         """Address of a node to connect to. Raises Overloaded if this node serves HTTPS and the other node does not:
@@ -348,7 +348,7 @@ def _holds_for_all_tries(answer: WholeAnswer) -> bool:
     try:
         items = form.decode(answer.body, type=_Items).results
     except NONSENSE:
-        return True  # not the answer of a batch
+        return True  # the answer has no batch items to check
     passing = any(item.error is not None and item.error.type in _PASSING for item in items)
     return not items or (not passing and any(item.error is None for item in items))
 
