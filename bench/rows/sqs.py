@@ -13,6 +13,7 @@ from typing import Any
 
 from bench import peers
 from bench.cluster import Cluster, Void, get
+from bench.delays import field
 from bench.result import Row, Setup, Target
 from bench.rows.publish import SECONDS, WARM_S, ours
 from bench.wrk_run import Figures, Missing, wrk
@@ -53,7 +54,7 @@ def sqs(setup: Setup) -> list[Row]:
     for figure in ("send", "drain"):
         row.ratio(f"boto3 {figure} against moto", f"boto3 {figure}", f"moto {figure}")
     if "moto send" not in row.samples:
-        row.notes.append("moto is not installed (pip install -r bench/delays/requirements.txt)")
+        row.notes.append("moto is not installed (python -m bench delays --install)")
     return [row]
 
 
@@ -130,10 +131,10 @@ def _client(url: str) -> Any:
 
 @contextlib.contextmanager
 def _moto(setup: Setup) -> Iterator[str]:
-    if importlib.util.find_spec("moto") is None:
+    if not field.has_module("moto"):
         raise Missing("moto is not installed")
     port, directory = setup.port + 300, peers.fresh(setup.directory / "moto")
-    run = "from moto.server import main; main()"
-    with peers.running([[sys.executable, "-c", run, "-H", "127.0.0.1", "-p", str(port)]], directory):
+    command = [sys.executable, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
+    with peers.running([command], directory, field.environment()):
         peers.wait_port(port)
         yield f"http://127.0.0.1:{port}"
