@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,12 @@ class Cluster:
     def start(
         cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (),
         preload: str = "", ca: Path | None = None, first_token: str = "", source: Path | None = None,
-        shards: int = 1,
+        shards: int = 1, environment: Mapping[str, str] | None = None,
     ) -> Cluster:  # fmt: skip
         """A cluster of three in a new directory; `preload` is a shared object put before libc in every node. ca and
         first_token: of clusters with TLS and with tokens. source: a checkout of another version, whose nodes run.
-        shards: number of shards, all started by one `hadelay dev` (bench.sharded)."""
+        shards: number of shards, all started by one `hadelay dev` (bench.sharded). environment: more variables of the
+        nodes."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         cluster = cls(directory, port_base, ca=ca)
@@ -61,10 +63,10 @@ class Cluster:
         command += ["--shards", str(shards)] if shards > 1 else []
         for setting in settings:
             command += ["--set", setting]
-        environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
+        variables = {**os.environ, **(environment or {}), **({"LD_PRELOAD": preload} if preload else {})}
         if source is not None:
-            environment["PYTHONPATH"] = str(source / "src")
-        cluster.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+            variables["PYTHONPATH"] = str(source / "src")
+        cluster.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, env=variables)
         ready = _ready_line(cluster.supervisor)
         scheme = "https" if ca else "http"
         cluster.nodes = [Node(n["name"], n["pid"], n["http"].replace("http", scheme, 1)) for n in ready["nodes"]]

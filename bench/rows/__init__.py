@@ -32,6 +32,7 @@ from bench.rows import (
     takeover,
     unused,
     vast,
+    waterfall,
     webhooks,
 )
 
@@ -65,6 +66,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "shards": shards.shards,
     "unused": unused.unused,
     "cost": cost.cost,
+    "waterfall": waterfall.waterfall,
     "tags": tags.tags,
     "catchup": tags.catch_up,
     "memory": size.memory,

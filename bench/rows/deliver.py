@@ -121,12 +121,13 @@ def burst(setup: Setup) -> list[Row]:
 async def steady(
     cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None,
     over: Callable[[], bool] = lambda: False, groups: int = 0, *, topics: Sequence[str] = (TOPIC,),
-    consumer: Callable[[Tally, asyncio.Event], Coroutine[Any, Any, None]] | None = None,
+    consumer: Callable[[Tally, asyncio.Event], Coroutine[Any, Any, None]] | None = None, tally: Tally | None = None,
 ) -> Tally:  # fmt: skip
     """Published in small batches at `rate`, to the topics by turns, due 1 to 4 s later, for that long or until `over`;
-    then until the last one is acked. consumer: receives and acks, in place of eight connections that poll one topic."""
+    then until the last one is acked. consumer: receives and acks, in place of eight connections that poll one topic.
+    tally: an empty one, which is filled and returned."""
     addresses = addresses or leader_first(cluster)
-    tally, stop = Tally(), asyncio.Event()
+    tally, stop = tally or Tally(), asyncio.Event()
     if consumer is not None:
         consumers = [asyncio.create_task(consumer(tally, stop))]
     else:
