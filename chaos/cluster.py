@@ -383,7 +383,8 @@ class _Members(msgspec.Struct, frozen=True):
     members: list[_Member]
 
 
-#: Kind of fault → operations that every node's table in the cluster file needs for this kind.
+#: Kind of fault → operations that this kind consists of. In the cluster file, every table [nodes.NAME] must give a
+#: command for each of them; else no fault of this kind can happen.
 _NEEDS = {
     "kill": ("kill", "start"), "stop": ("stop", "start"), "pause": ("pause", "resume"),
     "wipe": ("kill", "empty", "start"), "transfer": (), "cut": ("cut", "uncut"),

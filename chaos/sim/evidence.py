@@ -60,15 +60,16 @@ def was_cold(cluster: SimCluster, at: float) -> bool:
 
 
 def change_bound_ms(cluster: SimCluster) -> float:
-    """Largest step of cluster time, in ms, when another node becomes leader. A restarted node that got only slow
-    answers may be wrong by half of their uncertainty, which is at most half of the skew bound
-    (docs/explanation/time-and-dispatch.md). The clocks of suspended machines drift apart."""
+    """Largest step of cluster time, in ms, when another node becomes leader. Two things add to CHANGE_MS: the error of
+    a restarted node that learned cluster time only from slow answers (docs/explanation/time-and-dispatch.md), and the
+    drift between the nodes' clocks while their machines were suspended."""
     return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
 
 
 def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
     """Largest gain, in ms, of cluster time over true time between two instants, in addition to the rate error RATE."""
-    # Count leaders up to WATCH_S later: a new leader is noticed with that delay.
+    # Include leaders noticed up to WATCH_S after `end`: `elected` has the times at which leaders were noticed, which
+    # may be that much later than their elections.
     leaders = sum(start < at < end + WATCH_S for at in cluster.elected)
     return ROUNDING_MS + change_bound_ms(cluster) * leaders + (COLD_MS if was_cold(cluster, end) else 0.0)
 

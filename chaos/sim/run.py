@@ -332,7 +332,8 @@ def black_out(cluster: SimCluster) -> None:
     cluster.start_all()
     cluster.healed_at = cluster.world.now
     cluster.world.run_until(cluster.world.now + DRAIN_S, lambda: cluster.leader() is not None)
-    cluster.world.run_for(2.5)  # wait until the leader made due occurrences of schedules, and reported deaths
+    # Wait until the leader has made the due occurrences of schedules, and has sent alerts about new dead letters.
+    cluster.world.run_for(2.5)
     settle(cluster)
 
 

@@ -53,7 +53,8 @@ def clock_runs_true(cluster: SimCluster) -> None:
             return
         lead_ms = now_ms - at * 1000 * (1 + evidence.RATE)
         if least is not None:
-            # Count leaders up to WATCH_S later: a new leader is noticed with that delay.
+            # Include leaders noticed up to WATCH_S after this entry: `elected` has the times at which leaders were
+            # noticed, which may be that much later than their elections.
             leaders = sum(t <= at + WATCH_S for t in cluster.elected) - least[1]
             gained_ms = lead_ms - least[0]
             text = f"cluster time ran {gained_ms:.1f} ms ahead between two entries, now {now_ms}, t={at:.4f}"

@@ -261,9 +261,9 @@ class Patrol(Document, frozen=True):
     """What a node found when it compared its files with their checksums."""
 
     node: str
-    #: Number of rounds since the node's process began: each round compares all files. And value of `rounds` from which
-    #: on the comparison is done that the last POST asked for.
+    #: Number of rounds that ended since the node's process began. Each round compares all files.
     rounds: int
+    #: Value that `rounds` must reach for the comparison that the last POST requested to be complete.
     wanted: int
     #: Time at which the last round ended; null before the first.
     checked_at: str | None

@@ -10,7 +10,8 @@ from hadelay.handout.windows import SMALL_WINDOW, TOTAL, Windows
 from hadelay.ledger.groups.messagegroups import groups_of
 from hadelay.ledger.state import Ledger
 
-#: Limit of messages that begin to rest in one turn: some 10 ms of work. The topic continues in the next turn.
+#: Limit of messages that one turn takes out of their windows because their groups have no token: some 10 ms of work.
+#: The topic continues in the next turn.
 _AT_ONCE = 2_048
 
 

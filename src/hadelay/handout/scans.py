@@ -29,8 +29,8 @@ _SECOND_COST = 128
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
 #: Cost of reading a record to compare its tags with a filter, counted in rows.
 _READ_COST = 64
-#: Limit of slices that a new leader scans before its first hand-out. They look for messages that fell due while there
-#: was no leader: since the dispatch cursor. All other slices are scanned beside the hand-outs.
+#: Limit of slices that a new leader scans before its first hand-out, to find the messages that fell due while there
+#: was no leader. The leader scans all later slices between hand-outs.
 _HEAD_START = 8
 #: Limit of rows per second that a new leader's first scan keeps in memory; later scans find the others.
 _CATCH_UP_ROWS = 1 << 18

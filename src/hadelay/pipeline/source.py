@@ -152,7 +152,8 @@ class _Reader(_Reads, datasource.DataSourceReader):
 class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a stream, made once per query, in a process of the driver."""
 
-    #: Listing made at the start of the query, used by the trigger availableNow only.
+    #: Hours and their files, listed at the start of the query. Only a query with the trigger availableNow has this
+    #: list, as it must end with the data that existed at its start; other queries list the hours anew for each batch.
     listed: Listing | None = None
 
     def initialOffset(self) -> Offset:

@@ -165,7 +165,8 @@ class Reads(RaftPart):
 
     def __init__(self, shared: Shared, members: Membership, applier: Applier, confirm: Confirm) -> None:
         """confirm(done, now, ready) runs on the leader: once a majority confirms that this node leads, it calls
-        done(index, error, ready) with the commit index that a read must wait for."""
+        done(index, error, ready) with the commit index that a read must wait for. now: monotonic time of the event that
+        is being handled; ready: collects what is to be done at the end of the event."""
         super().__init__(shared)
         self._members, self._applier, self._confirm = members, applier, confirm
         self._next: list[Finished] = []

@@ -315,7 +315,8 @@ class Journal(JournalSync):
         size, gone = self.size_bytes, list[Segment]()
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
             (first, then), size = self._segments[:2], size - self._segments[0].position
-            # Keep `first` until `then` is durable: `then` may begin with a cut of the log, which a power cut would undo
+            # Keep the segment `first` until `then` is durable: `then` may void the last entries of `first`, and a power
+            # cut that removes `then` makes these entries valid again.
             needed = then.first_index > index + 1 or then.header.seq > self._durable[0]
             if size < keep_bytes or needed or self._in_use(first):
                 break

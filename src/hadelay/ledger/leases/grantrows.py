@@ -104,6 +104,7 @@ class NamedLeases(NamedTuple):
     """Leases of one grant that a command names."""
 
     grant: OpenGrant
+    #: Positions of the leases in the grant.
     positions: NDArray[np.intp]
-    #: Rows of the command that name the leases at `positions`.
+    #: Rows of the command (an extend, ack or nack), in the order of `positions`: each row names one of these leases.
     where: slice | NDArray[np.intp]

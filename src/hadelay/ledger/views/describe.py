@@ -87,7 +87,8 @@ _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 def _kept_ms(topic: TopicState) -> int:
-    """Retention of the topic in ms; a topic without this setting keeps its messages for as long as their hours last."""
+    """Retention of the topic in ms; a topic without this setting keeps a settled message until the files of its hour
+    are removed."""
     kept: int = topic.config.get("retention_ms", NEVER_MS)
     return kept
 
