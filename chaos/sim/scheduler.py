@@ -146,7 +146,8 @@ class ScheduleOwner(Client):
         """Trigger a schedule, or backfill the times in `span` (Unix ms, without the end). Repeat the request with the
         same key while its outcome is unknown, and at times although it is known, until the key may be forgotten."""
         act, timetable = "trigger" if span is None else "backfill", self.cluster.timetable
-        before = timetable.version_of(name)
+        # A repetition gets the answer of the first try, perhaps from an earlier version of the schedule.
+        before = timetable.version_of(name) if self.world.now == begun else None
 
         async def run(service: NodeService) -> list[int]:
             if span is None:

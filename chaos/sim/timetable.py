@@ -262,11 +262,13 @@ class Timetable:
         """Check a trigger or a backfill: it takes effect only on the version of the schedule that the node saw, and its
         messages are due now."""
         known = self.known.get(run.name)
-        if known is None:
-            # The schedule was deleted meanwhile. Only a repeated request is answered now, with the answer of its first
-            # try, and it makes no new message.
+        if known is None or not (result.ids > 0)[~result.duplicate].any():
+            # A repeated request gets the answer of its first try and makes no new message, although the schedule was
+            # changed or deleted meanwhile.
             new = [id_ for id_ in result.ids.tolist() if id_ and id_ not in self.made]
-            self.sim.decide("S4 schedules, version", bool(new), f"{run.name} is deleted, and made {new}", *new)
+            self.sim.decide(
+                "S4 schedules, version", bool(new), f"{run.name} is of another version, and made {new}", *new
+            )
             return
         text = f"{run.name}, version {run.version}, was run; it is {known.version}"
         self.sim.decide("S4 schedules, version", run.version not in (ANY_VERSION, known.version), text)
