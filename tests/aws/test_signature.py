@@ -88,9 +88,10 @@ def test_published_example() -> None:
     )
     request = SignedRequest("GET", "/?Action=ListUsers&Version=2010-05-08", CIMultiDictProxy(headers), b"")
     canonical = signature.canonical_request(request, ["content-type", "host", "x-amz-date"])
-    text = signature.string_to_sign("20150830T123600Z", "20150830/us-east-1/iam/aws4_request", canonical)
+    scope = "20150830/us-east-1/iam/aws4_request"
+    text = signature.string_to_sign("20150830T123600Z", scope, canonical)
     assert text.endswith("f536975d06c0309214f805bb90ccff089219ecd68b2577efef23edd43b7e1a59")
-    key = signature.signing_key("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "20150830", "us-east-1", "iam")
+    key = signature.signing_key("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", scope)
     assert key.hex() == "c4afb1cc5771d871763a393e44b703571b55cc28424d1a5e86da6ed3c154a4b9"
     assert signature.signature(key, text) == "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7"
 
@@ -243,7 +244,7 @@ def test_secret_access_key_opens_nothing_else() -> None:
 
 def test_caches_are_bounded_and_keep_no_rights_of_changed_tokens() -> None:
     for region in range(signature._MAX_KEYS + 10):
-        signature.signing_key("secret", "20261129", f"r{region}", "sqs")
+        signature.signing_key("secret", f"20261129/r{region}/sqs/aws4_request")
     assert signature.signing_key.cache_info().currsize == signature._MAX_KEYS
     source = service(SHOP)
     check = Signatures(source, required=True)

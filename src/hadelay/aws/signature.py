@@ -37,9 +37,9 @@ _MAX_HEADER, _MAX_SIGNED = 2_048, 64
 #: Limits of a node's cache of signing keys, and of its cache of rights.
 _MAX_KEYS, _MAX_RIGHTS = 1_024, 1_024
 _AUTHORIZATION = re.compile(
-    rf"{_ALGORITHM} +Credential=(?P<id>[^/,\s]{{1,128}})/(?P<day>\d{{8}})/(?P<region>[A-Za-z0-9-]{{1,64}})"
-    r"/(?P<service>[a-z0-9-]{1,64})/aws4_request, *SignedHeaders=(?P<headers>[!-+.-:<-~;-]+), *"
-    r"Signature=(?P<signature>[0-9a-f]{64})",
+    rf"{_ALGORITHM} +Credential=(?P<id>[^/,\s]{{1,128}})/"
+    r"(?P<scope>\d{8}/[A-Za-z0-9-]{1,64}/(?P<service>[a-z0-9-]{1,64})/aws4_request), *"
+    r"SignedHeaders=(?P<headers>[!-+.-:<-~;-]+), *Signature=(?P<signature>[0-9a-f]{64})",
     re.ASCII,
 )
 _DATE = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
@@ -79,17 +79,12 @@ class Claim(NamedTuple):
     """The parts of an Authorization header."""
 
     key_id: str
-    #: Day, region and service of the signing key.
-    day: str
-    region: str
+    #: Day, region and service of the signing key, as 20261120/hadelay/sqs/aws4_request; and the service alone.
+    scope: str
     service: str
     #: Names of the signed headers, in lower case and sorted.
     headers: tuple[str, ...]
     signature: str
-
-    @property
-    def scope(self) -> str:
-        return f"{self.day}/{self.region}/{self.service}/aws4_request"
 
 
 def parse_claim(header: str) -> Claim:
@@ -102,8 +97,7 @@ def parse_claim(header: str) -> Claim:
             f"SignedHeaders=…, Signature=… (Signature Version 4), with at most {_MAX_SIGNED} sorted names of headers"
         )
         raise _malformed(what)
-    scope = found["day"], found["region"], found["service"]
-    return Claim(found["id"], *scope, tuple(names), found["signature"])
+    return Claim(found["id"], found["scope"], found["service"], tuple(names), found["signature"])
 
 
 def canonical_request(request: SignedRequest, signed: Iterable[str]) -> str:
@@ -155,9 +149,9 @@ def string_to_sign(date: str, scope: str, canonical: str) -> str:
 
 
 @lru_cache(_MAX_KEYS)
-def signing_key(secret: str, day: str, region: str, service: str) -> bytes:
+def signing_key(secret: str, scope: str) -> bytes:
     key = f"AWS4{secret}".encode()
-    for part in (day, region, service, "aws4_request"):
+    for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
     return key
 
@@ -185,7 +179,7 @@ def check_form(request: SignedRequest) -> tuple[Claim, str]:
     if missing := sorted(needed - set(claim.headers)):
         raise _malformed(f"these headers must be there, and in SignedHeaders: {', '.join(missing)[:200]}")
     dates = headers.getall("X-Amz-Date", ())
-    if len(dates) != 1 or not _DATE.fullmatch(dates[0]) or not dates[0].startswith(claim.day):
+    if len(dates) != 1 or not _DATE.fullmatch(dates[0]) or not dates[0].startswith(claim.scope[:8]):
         raise _malformed("the header X-Amz-Date must be one time, as 20261120T180000Z, of the day in the Credential")
     _check_payload(headers.get("X-Amz-Content-Sha256"), request.body)
     return claim, dates[0]
@@ -235,8 +229,7 @@ class Signatures:
         token, secret = self._token(claim.key_id)
         check_date(date, self._service.now_ms())
         text = string_to_sign(date, claim.scope, canonical_request(request, claim.headers))
-        key = signing_key(secret, claim.day, claim.region, claim.service)
-        if not hmac.compare_digest(signature(key, text), claim.signature):
+        if not hmac.compare_digest(signature(signing_key(secret, claim.scope), text), claim.signature):
             what = (
                 f"the signature is wrong: use the aws_secret of the token {token.name!r} ({token.id}); a proxy must "
                 "pass on the Host, the path and the body as the client sent them"

@@ -4,7 +4,7 @@ A one-time schedule is a message, a recurring one a schedule: in both, the messa
 field KEPT has the rest of the document as JSON. Both have the same name, which is the key of the message.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -29,9 +29,14 @@ State = Literal["ENABLED", "DISABLED"]
 Seconds = Annotated[float, Meta(ge=0, lt=250_000_000_000)]
 
 
-class FlexibleTimeWindow(Document):
-    mode: Literal["OFF", "FLEXIBLE"]
-    maximum_window_in_minutes: Annotated[int, Meta(ge=1, le=1_440)] | None = None
+class Exact(Document, tag_field="Mode", tag="OFF"):
+    """A FlexibleTimeWindow that is none."""
+
+    maximum_window_in_minutes: ClassVar[int] = 0
+
+
+class Flexible(Document, tag_field="Mode", tag="FLEXIBLE"):
+    maximum_window_in_minutes: Annotated[int, Meta(ge=1, le=1_440)]
 
 
 class RetryPolicy(Document):
@@ -67,7 +72,7 @@ class Target(Document):
 class _Content(Document, kw_only=True):
     schedule_expression: Annotated[str, Meta(min_length=1, max_length=256)]
     target: Target
-    flexible_time_window: FlexibleTimeWindow
+    flexible_time_window: Exact | Flexible
     description: Annotated[str, Meta(max_length=512)] = ""
     schedule_expression_timezone: Annotated[str, Meta(min_length=1, max_length=50)] = "UTC"
     start_date: Seconds | None = None

@@ -65,30 +65,42 @@ class Named(Document):
 
 
 class Found(NamedTuple):
-    """A schedule as the cluster has it."""
+    """A schedule as the cluster has it, and the document that is kept with it."""
 
-    #: Name of the schedule of ours, or key of the message.
-    stored: str
+    row: Row
     kept: Kept
-    state: State
-    topic: str
-    #: Times of creation and of the last change, in seconds.
-    created_s: float
-    changed_s: float
-    input: str | None
-    #: Version of a schedule of ours; None: a message.
-    version: int | None
-    #: When a schedule of ours begins, in Unix ms.
-    start_ms: int | None
-    #: False for a schedule that deletes itself, and has no further occurrence.
-    exists: bool
-    #: Whether a consumer has received the message, and has not settled it yet.
-    leased: bool
 
     @property
     def place(self) -> str | None:
         """Topic of the message; None for a schedule of ours."""
-        return self.topic if self.version is None else None
+        return None if isinstance(self.row, OurSchedule) else self.row.topic
+
+    @property
+    def stored(self) -> str:
+        """Name of the schedule of ours, or key of the message."""
+        return self.row.schedule if isinstance(self.row, OurSchedule) else self.row.key or ""
+
+    @property
+    def exists(self) -> bool:
+        """False for a schedule that deletes itself, and has no further occurrence."""
+        return self.row.state != "finished" or self.kept.action_after_completion != "DELETE"
+
+    @property
+    def state(self) -> State:
+        return "DISABLED" if self.row.state == "paused" else "ENABLED"
+
+    @property
+    def input(self) -> str | None:
+        return None if self.row.body is None else self.row.body.decode(errors="replace")
+
+    @property
+    def changed_s(self) -> float:
+        at = self.row.changed_at if isinstance(self.row, OurSchedule) else self.row.published_at
+        return parse_instant("time", at) / 1_000
+
+    @property
+    def created_s(self) -> float:
+        return self.changed_s if self.kept.creation_date is None else self.kept.creation_date
 
     def is_of(self, request: Schedule) -> bool:
         """Whether a request with this document, ClientToken included, made the schedule."""
@@ -156,8 +168,8 @@ async def _set(ask: Ask, document: Schedule, *, new: bool) -> Any:
     if not existing and not new:
         raise _no_schedule(group, name)
     for one in existing:
-        ask.access.need_of("publish", one.topic, "schedule")
-    if any(one.leased for one in existing):
+        ask.access.need_of("publish", one.row.topic, "schedule")
+    if any(one.row.state == "leased" for one in existing):
         raise _conflict(f"the message of the schedule {name!r} in the group {group!r} is being handled")
     planned = _planned(ask, document, topic, url, existing[0] if existing else None)
     if planned.spec is None:
@@ -165,7 +177,7 @@ async def _set(ask: Ask, document: Schedule, *, new: bool) -> Any:
         key = None if token is None else f"{'create' if new else 'update'} {planned.stored} {token}"
         await _publish(ask, planned.draft, key)
     else:
-        version = next((one.version for one in found if one.version is not None), 0)
+        version = next((one.row.version for one in found if isinstance(one.row, OurSchedule)), 0)
         how: Any = {"version": version, "paused": document.state == "DISABLED"}
         await ask.service.schedules.put(planned.stored, planned.spec, planned.draft, ask.access.actor, **how)
     place = topic if planned.spec is None else None
@@ -199,7 +211,7 @@ async def get_schedule(ask: Ask, document: Named) -> Any:
     found = next((one for one in await find(ask, group, name, body=True) if one.exists), None)
     if found is None:
         raise _no_schedule(group, name)
-    ask.access.need_of("read", found.topic, "schedule")
+    ask.access.need_of("read", found.row.topic, "schedule")
     answer = msgspec.to_builtins(found.kept)
     for own in ("CreationDate", "HasInput", "ClientToken"):
         answer.pop(own, None)
@@ -228,7 +240,7 @@ async def delete_schedule(ask: Ask, document: Named) -> Any:
     if not found and not repeats(ask):
         raise _no_schedule(document.group_name, document.name)
     for one in found:
-        ask.access.need_of("publish", one.topic, "schedule")
+        ask.access.need_of("publish", one.row.topic, "schedule")
     for one in found:
         await _remove(ask, one)
     return {}
@@ -254,24 +266,9 @@ async def find(ask: Ask, group: str, name: str, *, body: bool = False) -> list[F
 def found_of(row: Row) -> Found | None:
     """The schedule that a row is; None if AWS SDKs did not make it, and for a message that is settled: that schedule is
     over."""
-    kept, ours = documents.unpack(row.meta), isinstance(row, OurSchedule)
-    if kept is None or (not ours and row.state not in PENDING):
-        return None
-    changed_s = parse_instant("time", row.changed_at if isinstance(row, OurSchedule) else row.published_at) / 1_000
-    start = row.start if isinstance(row, OurSchedule) else None
-    return Found(
-        row.schedule if isinstance(row, OurSchedule) else row.key or "",
-        kept,
-        "DISABLED" if row.state == "paused" else "ENABLED",
-        row.topic,
-        changed_s if kept.creation_date is None else kept.creation_date,
-        changed_s,
-        None if row.body is None else row.body.decode(errors="replace"),
-        version=row.version if isinstance(row, OurSchedule) else None,
-        start_ms=None if start is None else parse_instant("time", start),
-        exists=row.state != "finished" or kept.action_after_completion != "DELETE",
-        leased=row.state == "leased",
-    )
+    kept = documents.unpack(row.meta)
+    over = not isinstance(row, OurSchedule) and row.state not in PENDING
+    return None if kept is None or over else Found(row, kept)
 
 
 def _no_schedule(group: str, name: str) -> AwsError:
@@ -319,7 +316,8 @@ def _planned(ask: Ask, document: Schedule, topic: str, url: str | None, before: 
     ttl_s = target.retry_policy.maximum_event_age_in_seconds if url is not None and target.retry_policy else None
     kept = documents.pack(document, None if before is None else before.created_s)
     message: dict[str, Any] = {"tags": [TAG], "meta": {documents.KEPT: kept}, "group": target.message_group}
-    put = PutSchedule(topic=topic, jitter=_jitter_ms(document), **given, **message)
+    jitter_ms = min(document.flexible_time_window.maximum_window_in_minutes * 60_000, MAX_JITTER_MS)
+    put = PutSchedule(topic=topic, jitter=Duration(jitter_ms), **given, **message)
     body = (target.input or _notification(document.group_name, document.name)).encode()
     if times.at_ms is None or times.at_ms - now_ms > max_delay_ms or document.state == "DISABLED":
         put.ttl = None if ttl_s is None else Duration(1_000 * ttl_s)
@@ -339,7 +337,8 @@ def _recurring(document: Schedule, times: Times, now_ms: int, before: Found | No
     if times.every_ms is not None and start_ms is None:
         start_ms = now_ms + _SOON_MS
         if before is not None and before.kept.schedule_expression == document.schedule_expression:
-            start_ms = before.start_ms or start_ms
+            row = before.row
+            start_ms = parse_instant("start", row.start) if isinstance(row, OurSchedule) and row.start else start_ms
     return {
         "cron": times.cron,
         "every": times.every_ms,
@@ -347,13 +346,6 @@ def _recurring(document: Schedule, times: Times, now_ms: int, before: Found | No
         "start": max((ms for ms in (start_ms, times.start_ms) if ms is not None), default=None),
         "end": min((ms for ms in (end_ms, times.end_ms) if ms is not None), default=None),
     }
-
-
-def _jitter_ms(document: Schedule) -> Duration:
-    window = document.flexible_time_window
-    if (window.mode == "FLEXIBLE") != (window.maximum_window_in_minutes is not None):
-        raise invalid("FlexibleTimeWindow: MaximumWindowInMinutes goes with Mode FLEXIBLE, and only with that")
-    return Duration(min((window.maximum_window_in_minutes or 0) * 60_000, MAX_JITTER_MS))
 
 
 def _notification(group: str, name: str) -> str:
