@@ -102,7 +102,7 @@ def delivery(leader: Instants, answers: Sequence[Answer]) -> tuple[Times, dict[s
     """Milliseconds of each stage after the due time, a row per message; and facts about hand-outs."""
     grants, got = _grants(leader), {answer.first: answer for answer in answers}
     rows: list[list[float]] = []
-    ahead, spans, sizes, took = [], [], [], []
+    ahead, spans, sizes, took, waits, holds = [], [], [], [], [], []
     for seq, first, came, offered, due_ms in leader.offers:
         answer, entry = got.get(first), grants.get(seq)
         times = leader.decided.get(seq), leader.released.get(seq), leader.written.get(seq)
@@ -117,12 +117,17 @@ def delivery(leader: Instants, answers: Sequence[Answer]) -> tuple[Times, dict[s
         spans.append(max(due_ms) - min(due_ms))
         sizes.append(len(due_ms))
         took.append(1000 * (float(decided or 0) - offered))
+        waits.append(offered - came)
+        holds.append(answer.mono - offered)
+    seconds = max(answer.mono for answer in answers) - min(offer[3] for offer in leader.offers)
     facts = {
         "messages per answer": statistics.mean(sizes),
         "messages per answer, most": float(max(sizes)),
         "first to last due time of an answer, median": statistics.median(spans),
         "first to last due time of an answer, p99": float(np.quantile(spans, 0.99)),
         "offered before the first message is due, median": statistics.median(ahead),
+        "consumers whose receive waits for messages, mean": sum(waits) / seconds,
+        "consumers whose messages are chosen, but not in hand, mean": sum(holds) / seconds,
         "from offer to decision, median": statistics.median(took),
         "from offer to decision, p99": float(np.quantile(took, 0.99)),
     }

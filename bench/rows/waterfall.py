@@ -23,7 +23,8 @@ _CONNECTIONS = 256
 _UNITS = {
     "messages per answer": "", "messages per answer, most": "", "entries per second": "/s", "publishes per entry": "",
     "publishes per entry, as a publish sees it": "", "entries in flight": "", "syncs per second": "/s",
-    "syncs at the same time": "",
+    "syncs at the same time": "", "consumers whose receive waits for messages, mean": "",
+    "consumers whose messages are chosen, but not in hand, mean": "",
 }  # fmt: skip
 
 
