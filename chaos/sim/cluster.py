@@ -111,7 +111,7 @@ class Watch(Served):
     def _observe(self, process: Process, node: Node) -> None:
         """Wrap methods of a node, to observe which entries it applies and proposes, and how it deletes entries and
         learns cluster time."""
-        machine = node.raft.machine
+        machine, disk = node.raft.machine, self.machines[node.name].disk
         apply = machine.apply
 
         def observed(index: int, term: int, command: bytes) -> Any:
@@ -129,7 +129,8 @@ class Watch(Served):
             first = self.applied.setdefault(index, mark)
             if first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
-                self._committed(index, term, command, results, node)
+                with disk.spared():
+                    self._committed(index, term, command, results, node)
             else:
                 text = f"{node.name} applied another entry {index}"
                 self.decide("I12 divergence, entries", first[:2] != mark[:2], text, who=node.name)

@@ -48,7 +48,7 @@ class Oracles:
     def observe(self, node: Node) -> None:
         self._observe_clock(node)
         apply, begin, agreed = node.raft.machine.apply, node.checkpoints.begin, node.raft.membership.agreed
-        since, storage = 0, node.storage
+        since, storage, disk = 0, node.storage, self.watch.machines[node.name].disk
 
         def applied(index: int, term: int, command: bytes) -> Any:
             nonlocal since, storage
@@ -56,16 +56,17 @@ class Oracles:
                 since, storage = 0, node.storage
             before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
             results = apply(index, term, command)
-            if before and all(kind == Command.PUBLISH for kind, _ in decode_entry(command)[2]):
-                self._look_at_quotas(node, before)
             since += max(len(command), checkpoints._ENTRY_BYTES)
             text = f"{node.name} counts {node.checkpoints.bytes_since} bytes since its checkpoint, and it is {since}"
             self.decide("I2 conservation, log since checkpoint", node.checkpoints.bytes_since < since, text)
-            if not index % _DIGESTS:
-                self._compare(index, node)
-            if not index % _RECOUNTS and index not in self._recounted:
-                self._recounted.add(index)
-                self._recount(index, node)
+            with disk.spared():
+                if before and all(kind == Command.PUBLISH for kind, _ in decode_entry(command)[2]):
+                    self._look_at_quotas(node, before)
+                if not index % _DIGESTS:
+                    self._compare(index, node)
+                if not index % _RECOUNTS and index not in self._recounted:
+                    self._recounted.add(index)
+                    self._recount(index, node)
             return results
 
         def begun(then: Callable[[], None] = lambda: None) -> None:

@@ -132,6 +132,23 @@ def test_crash_at_the_nth_step():
     assert d.open("/d/a").pread(3, 0) in (b"1", b"12", b"122")
 
 
+def test_spared_writes_meet_no_fault_and_count_as_no_step():
+    d = disk(capacity=1000)
+    f = d.open("/d/a", create=True)
+    d.crash_in, d.fail_syncs = 1, 1
+    with d.spared():
+        f.pwrite(bytes(2000), 0)
+        f.sync()
+    with pytest.raises(SimCrash):
+        f.pwrite(b"1", 0)
+    d.kill()
+    f = d.open("/d/a")
+    with pytest.raises(OSError, match="fdatasync"):
+        f.sync()
+    with pytest.raises(OSError, match="full"):
+        f.pwrite(b"1", 2000)
+
+
 def test_a_thread_syncs_what_was_written_before_it_started():
     world = SimWorld(1)
     d = disk()
