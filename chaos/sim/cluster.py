@@ -82,9 +82,9 @@ class Watch(Served):
         self.entries: dict[int, tuple[float, str, bytes]] = {}
         #: (term, seq) of each grant → (time of its first application, cluster time, term of its entry).
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
-        #: Extended leases: (term of the grant, number of the grant, position in the grant) → new end of the lease in
-        #: cluster time.
-        self.extended: dict[tuple[int, int, int], int] = {}
+        #: Extended leases: (term of the grant, number of the grant, position in the grant) → per extension the new end
+        #: of the lease in cluster time, and the true time of the first application.
+        self.extended: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
         #: Number of a bulk job → ids of the messages in its applied steps. And all applied steps of jobs, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
@@ -257,7 +257,7 @@ class Watch(Served):
             if outcome != LeaseOutcome.DONE:
                 continue
             if kind == Command.EXTEND:
-                self.extended[row[:3]] = result.until_ms
+                self.extended.setdefault(row[:3], []).append((result.until_ms, self.world.now))
             elif not command.nack and self.receiver is not None:
                 self.receiver.settled(row[:3])
 

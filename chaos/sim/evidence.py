@@ -40,6 +40,14 @@ def lease_began(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
     return min(at, h.answered), min(now_ms, h.now_ms)
 
 
+def took_effect(cluster: SimCluster, h: HandOut) -> float:
+    """True time at which a hand-out took effect. A repeated receive takes effect when the log extends its lease; any
+    other receive, when the node answers. After the extension, the node may still read the messages from its disk:
+    meanwhile, another request may settle the lease and get its answer."""
+    extensions = cluster.extended.get((h.term, h.seq, h.position), [])
+    return min([h.answered, *(at for until_ms, at in extensions if h.again and until_ms == h.until_ms)])
+
+
 def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
     """Entry and state of a message on this node; state "gone" if the node does not know the message."""
     place = find_entry(node.ledger, message_id)

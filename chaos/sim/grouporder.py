@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import RATE, ahead_ms, lease_began
+from chaos.sim.evidence import RATE, ahead_ms, lease_began, took_effect
 from chaos.sim.history import HandOut, Message
 from hadelay.ledger.groups.messagegroups import GROUP, is_live, unpack_group
 
@@ -30,13 +30,14 @@ def groups_apart(cluster: SimCluster) -> None:
             lease = h.id, h.attempt
             until[lease] = min(_leased_until(cluster, h), until.get(lease, float("inf")))
         for h, _ in hand_outs:
-            running = (other for other, _ in hand_outs if other.answered <= h.answered)
+            at = took_effect(cluster, h)
+            running = (other for other, _ in hand_outs if took_effect(cluster, other) <= at)
             leased = {
                 other.id
                 for other in running
-                if h.answered < until[other.id, other.attempt] and not (most == 1 and _together(h, other))
+                if at < until[other.id, other.attempt] and not (most == 1 and _together(h, other))
             }
-            text = f"{sorted(f'{i:x}' for i in leased)} of group {group} are leased at once, t={h.answered:.4f}"
+            text = f"{sorted(f'{i:x}' for i in leased)} of group {group} are leased at once, t={at:.4f}"
             cluster.history.decide("G2 groups apart", len(leased | {h.id}) > most, text, *leased)
 
 

@@ -2,16 +2,18 @@
 promises."""
 
 from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import RATE, ahead_ms, lease_began
+from chaos.sim.evidence import RATE, ahead_ms, lease_began, took_effect
 from chaos.sim.history import HandOut, Message
 from hadelay.server.webhooks.pool import CONSUMER
 
 
 def resurrected(cluster: SimCluster) -> None:
-    """I5: no message is handed out after its ack was confirmed."""
+    """I5: no message is handed out after its ack was confirmed. A repeated receive whose lease was extended before the
+    ack counts as earlier, even if its answer is later."""
     acked: dict[int, float] = {}
     for h in cluster.history.hand_outs:
         if h.acked is not None:
@@ -19,7 +21,7 @@ def resurrected(cluster: SimCluster) -> None:
     for h in cluster.history.hand_outs:
         if h.id in acked:
             text = f"{h.id:x} handed out again after its ack"
-            cluster.history.decide("I5 resurrection", h.answered > acked[h.id], text, h.id)
+            cluster.history.decide("I5 resurrection", took_effect(cluster, h) > acked[h.id], text, h.id)
 
 
 def dead_is_over(cluster: SimCluster) -> None:
@@ -31,7 +33,7 @@ def dead_is_over(cluster: SimCluster) -> None:
         redrives = [] if message is None else history.meant("redrive", message, ended.id)
         for h in history.hand_outs:
             if h.id == ended.id and ended.dead is not None and ended.nack_invoked is not None:
-                late = h.answered > ended.dead
+                late = took_effect(cluster, h) > ended.dead
                 redriven = any(order.between(ended.nack_invoked, h.answered) for order in redrives)
                 text = f"{h.id:x} handed out again after its consumer ended it as dead"
                 history.decide("I5 resurrection, dead", late and not redriven, text, h.id)
@@ -44,7 +46,7 @@ def double_leases(cluster: SimCluster) -> None:
     last one that the topic allows."""
     judge = _repeated if cluster.sync == "interval" else _overlap
     for message_id, hand_outs in _by_id(cluster.history.hand_outs).items():
-        hand_outs.sort(key=lambda h: h.answered)
+        hand_outs.sort(key=partial(took_effect, cluster))
         _share_settlements(hand_outs)
         message = cluster.history.message_of(hand_outs[0].body)
         redrives = cluster.history.meant("redrive", message, message_id) if message is not None else []
@@ -144,7 +146,8 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
     decide("I6 double lease, attempts", again, text, one.id)
     if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
         return
-    extended_ms = cluster.extended.get((one.term, one.seq, one.position))
+    extensions = cluster.extended.get((one.term, one.seq, one.position))
+    extended_ms = extensions[-1][0] if extensions else None
     # The lease's end and the next grant are in cluster time, which never runs backwards: the comparison is exact.
     early_ms = (one.until_ms if extended_ms is None else extended_ms) - two.now_ms
     text = f"{what} {early_ms} ms before {one.consumer}'s lease ends"

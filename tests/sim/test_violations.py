@@ -184,6 +184,24 @@ def after_its_ack(r: Record) -> None:
     r.again(r.taken()[0], answered=LATER)
 
 
+@planted("I5 resurrection", leases.resurrected)
+def extended_after_its_ack(r: Record) -> None:
+    _repeated(r, after_s=0.001)
+
+
+def test_a_repeated_receive_that_an_ack_overtakes_is_no_violation(record: Record) -> None:
+    _repeated(record, after_s=-0.001)
+    leases.resurrected(record.cluster)
+
+
+def _repeated(r: Record, after_s: float) -> None:
+    """Repeat an answered receive: its lease is extended this long after the ack was confirmed."""
+    h, _ = r.taken()
+    assert h.acked is not None
+    r.again(h, request_id=h.request_id, again=True, answered=LATER, until_ms=h.until_ms + 100)
+    r.cluster.extended[h.term, h.seq, h.position] = [(h.until_ms + 100, h.acked + after_s)]
+
+
 @planted("I5 resurrection, dead", leases.dead_is_over)
 def after_its_end(r: Record) -> None:
     h, _ = r.taken()
@@ -212,7 +230,7 @@ def leased_meanwhile(r: Record) -> None:
 @planted("I6 double lease, overlap", leases.double_leases)
 def leased_while_extended(r: Record) -> None:
     h, _ = r.taken()
-    r.cluster.extended[h.term, h.seq, h.position] = h.until_ms + 100
+    r.cluster.extended[h.term, h.seq, h.position] = [(h.until_ms + 100, h.answered)]
     r.again(h, answered=LATER, attempt=h.attempt + 1, now_ms=h.until_ms + 99)
 
 
