@@ -50,8 +50,9 @@ class Followed(Owner):
         stored = Stored("", spec, encode_publish("n1", [Draft(spec.topic, 0, True, 0, 0, meta, body)]))
         self.one(schedules.encode_put("s", ANY_VERSION, KEEP_PAUSE, stored))
 
-    def run(self, *occurrences: int, due_ms: int = 0, version: int = ANY_VERSION) -> None:
-        self.one(schedules.encode_run("s", version, [(at_ms, due_ms) for at_ms in occurrences]))
+    def run(self, *occurrences: int, due_ms: int = 0, version: int = ANY_VERSION, key: bytes | None = None) -> Any:
+        times = [(at_ms, due_ms) for at_ms in occurrences]
+        return self.one(schedules.encode_run("s", version, times, key, span=(0, START_MS)))
 
     def planned(self) -> Firing:
         firing = self.plan()
@@ -78,6 +79,19 @@ def test_the_model_agrees(seed: int) -> None:
             world.now += rng.choice((300, 1_500, 9_000)) if act == "wait" else 5 * 3_600_000
         found = ledger_schedules.find(world.ledger, "s")
         world.lead(ahead_ms=0 if found is not None and found.stored.spec.overlap else 10_000)
+
+
+def test_a_repeated_backfill_gets_its_first_answer_from_any_version() -> None:
+    """A node computes the range of a repetition anew, and may find other occurrences."""
+    world, times = Followed(), [START_MS - 2_000, START_MS - 1_000]
+    world.set(every())
+    first = world.run(*times, version=1, key=b"k").ids.tolist()
+    world.set(every(end_ms=START_MS + 60_000))
+    assert world.table.known["s"].version == 2
+    for again in (world.run(*times, version=1, key=b"k"), world.run(START_MS - 1_500, version=2, key=b"k")):
+        assert (again.ids.tolist(), again.duplicate.all()) == (first, True)
+    world.one(schedules.encode_delete("s"))
+    assert world.run(*times, version=1, key=b"k").ids.tolist() == first
 
 
 def test_every_bound_is_met() -> None:
@@ -219,6 +233,13 @@ def backfilled_by_an_old_version(world: Followed) -> None:
     world.set(every())
     world.table.known["s"].version += 1
     world.run(START_MS - 1_000, version=1)
+
+
+@planted("S4 schedules, version")
+def triggered_when_deleted(world: Followed) -> None:
+    world.set(every())
+    del world.table.known["s"]
+    world.run(0)
 
 
 @pytest.mark.parametrize(("branch", "plant"), [pytest.param(*case, id=case[1].__name__) for case in CASES])
