@@ -169,6 +169,34 @@ async def test_the_answer_under_a_key_outlives_its_schedule(node: Node, verb: st
     assert (await node.ask("POST", path, body, Idempotency_Key="new")).status == 404
 
 
+async def test_a_repeated_backfill_gets_its_first_answer_whatever_times_the_schedule_has_now(node: Node) -> None:
+    """Also if a quota stopped the first one, and if the range has fewer occurrences now, or none."""
+    path = "/v1/schedules/s:backfill"
+    assert (await put(node, every="30m")).status == 200
+    first = await node.ask("POST", path, PAST, Idempotency_Key="whole")
+    assert len(_ids(first)) == 6
+    assert (await node.ask("PUT", "/v1/topics/t", {"max_messages": 11})).status == 200
+    stopped = await node.ask("POST", path, PAST, Idempotency_Key="stopped")
+    assert (stopped.status, stopped.json["made"], stopped.json["go_on"][11:16]) == (429, 5, "02:30")
+    for change in ({"every": "30d", "start": "2020-01-01T00:00:00Z"}, {"every": "1h"}, {"every": "20m"}, None):
+        if change is None:
+            assert (await node.ask("DELETE", "/v1/schedules/s")).status == 204
+        else:
+            assert (await put(node, **change)).status == 200
+        assert _ids(await node.ask("POST", path, PAST, Idempotency_Key="whole")) == _ids(first)
+        again = (await node.ask("POST", path, PAST, Idempotency_Key="stopped")).json
+        assert (again["status"], again["retryable"], again["made"]) == (429, False, 5), (change, again)
+        assert "5 of 6 occurrences are made" in again["detail"]
+        assert "go_on" not in again
+
+
+async def test_a_backfill_that_makes_nothing_is_not_remembered(node: Node) -> None:
+    assert (await put(node, every="30d", start="2020-01-01T00:00:00Z")).status == 200
+    assert _ids(await node.ask("POST", "/v1/schedules/s:backfill", PAST, Idempotency_Key="k")) == []
+    assert (await put(node, every="1h")).status == 200
+    assert len(_ids(await node.ask("POST", "/v1/schedules/s:backfill", PAST, Idempotency_Key="k"))) == 3
+
+
 def _ids(answer: Any) -> list[str]:
     assert answer.status in (200, 201), answer.json
     return [one["id"] for one in answer.json.get("results", [answer.json])]

@@ -263,6 +263,11 @@ def encode_fire(firings: Sequence[Firing], tzdata: str = "") -> bytes:
     return frame(Command.SCHEDULE_FIRE, Fire(tzdata, firings).pack())
 
 
+def hash_run_key(key: bytes) -> bytes:
+    """Hash of the Idempotency-Key of a trigger or backfill."""
+    return blake2b(key, digest_size=16, key=b"schedule").digest()
+
+
 def encode_run(
     name: str, version: int, times: Sequence[Time], key: bytes | None = None, span: tuple[int, int] | None = None
 ) -> bytes:
@@ -270,10 +275,9 @@ def encode_run(
     key's fingerprint has the range, as a repetition may find other occurrences in it."""
     hashed = None
     if key is not None:
-        digest = blake2b(key, digest_size=16, key=b"schedule").digest()
         asked = repr(list(times) if span is None else span)
         print_of = blake2b(f"{name}\0{asked}".encode(), digest_size=8).digest()
-        hashed = digest, int.from_bytes(print_of, "little")
+        hashed = hash_run_key(key), int.from_bytes(print_of, "little")
     return frame(Command.SCHEDULE_RUN, Run(name, version, hashed, times).pack())
 
 

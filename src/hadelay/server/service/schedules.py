@@ -30,6 +30,7 @@ from hadelay.codec.schedules import ANY_VERSION, MAX_RUN, Made, Spec, State, Sto
 from hadelay.codec.wire import cut_name
 from hadelay.errors import BadRequest, DiskFull, HadelayError, Impossible, LimitReached, NoLeader, NotFound
 from hadelay.ledger.hours.lookup import find_entry, state_of
+from hadelay.ledger.messages.idempotency import is_known_hash
 from hadelay.ledger.schedules import schedules
 from hadelay.model import Draft, encode_id
 from hadelay.server.service.part import Service, once_begun
@@ -226,7 +227,7 @@ class ScheduleService(Service):
         the answer is that of an earlier request with the same key, or NotFound. Raises DiskFull, and Conflict if the
         schedule's messages must not overlap and the previous one is pending."""
         command = codec.encode_run(name, ANY_VERSION if exists else _NO_VERSION, [(0, 0)], key)
-        return (await self._run(name, command, by, "trigger", (0,)))[0]
+        return self._receipts(name, await self._run(name, command, by, "trigger", 1), (0,))[0]
 
     async def backfill(
         self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor, *, exists: bool = True
@@ -246,12 +247,16 @@ class ScheduleService(Service):
             # earlier try of the request may lie in a stalled node, and arrive when the reason of the refusal is gone.
             refused = error
         if not times:
-            return Backfilled([])
+            if key is None or not is_known_hash(self._node.ledger, codec.hash_run_key(key)):
+                return Backfilled([])
+            # An earlier try of the request made messages, as the schedule had other times then: ask for its answer.
+            version, times = _NO_VERSION, [1]
         command = codec.encode_run(name, version, [(at_ms, 0) for at_ms in times], key, (from_ms, to_ms))
         try:
-            return Backfilled(await self._run(name, command, by, "backfill", times))
+            result = await self._run(name, command, by, "backfill", len(times))
         except HadelayError as error:
             raise error if refused is None or error.retryable else refused from None
+        return Backfilled(self._receipts(name, result, times))
 
     async def _range(self, name: str, from_ms: int, to_ms: int) -> tuple[int, list[int]]:
         """The schedule's version, and its occurrences in [from_ms, to_ms)."""
@@ -266,21 +271,27 @@ class ScheduleService(Service):
             raise Impossible(f"there are more than {most} occurrences: take a shorter range")
         return state.version, times
 
-    async def _run(
-        self, name: str, command: bytes, by: Actor, action: str, times: Sequence[int]
-    ) -> list[Triggered[str]]:
-        """Propose the command, which makes messages of the occurrences at `times`, and return their receipts."""
+    async def _run(self, name: str, command: bytes, by: Actor, action: str, count: int) -> PublishResult:
+        """Propose the command, which makes messages of `count` occurrences."""
         if full := self._node.peers.no_space():
             raise DiskFull(full, retry_after_ms=5_000)
-        result = await self._administer(by, f"schedule.{action}", f"{name}: {len(times)}", command)
+        result = await self._administer(by, f"schedule.{action}", f"{name}: {count}", command)
         assert isinstance(result, PublishResult)
+        return result
+
+    def _receipts(self, name: str, result: PublishResult, times: Sequence[int]) -> list[Triggered[str]]:
+        """Receipts of the messages that a trigger or backfill made. times: occurrences that it asked for; a repetition
+        gets the result of its first try, which may have asked for others. Raises an error if some were refused."""
         refused = result.codes.nonzero()[0].tolist()
         if refused:
             found = schedules.find(self._node.ledger, name)
             topic, at = "" if found is None else found.stored.spec.topic, refused[0]
             other = 0 if result.others is None else int(result.others[at])
             problem = self._node.group_commit.refusals.problem(RowCode(result.codes[at]), topic, other)
-            raise _stopped(problem, times, refused) if problem.retryable and len(refused) < len(times) else problem
+            count = len(result.ids)
+            if not problem.retryable or len(refused) == count:
+                raise problem
+            raise _stopped(problem, count - len(refused), count, times[at] if len(times) == count else None)
         columns = zip(result.ids.tolist(), result.deliver_at_ms.tolist(), result.duplicate.tolist(), strict=True)
         return [Triggered(encode_id(id_), format_instant(at_ms), again) for id_, at_ms, again in columns]
 
@@ -300,16 +311,17 @@ class ScheduleService(Service):
         return Previewed(plan.explain(spec), times, zones.VERSION, changes)
 
 
-def _stopped(problem: HadelayError, times: Sequence[int], refused: list[int]) -> HadelayError:
-    """Error of a backfill that made only some of its occurrences. refused: positions in `times` of those not made. The
-    cluster remembers this outcome under the Idempotency-Key, so the same request is not worth a retry."""
-    made, go_on = len(times) - len(refused), format_instant(times[refused[0]])
-    error = LimitReached(
-        f"{made} of {len(times)} occurrences are made. The others are refused: {problem.detail}. Once there is room, "
-        f"go on with from={go_on} and a new Idempotency-Key",
-        made=made,
-        go_on=go_on,
-    )
+def _stopped(problem: HadelayError, made: int, count: int, next_ms: int | None) -> HadelayError:
+    """Error of a backfill that made only `made` of `count` occurrences. next_ms: first one not made; None if the
+    schedule has other times now. The cluster remembers this outcome under the Idempotency-Key, so the same request is
+    not worth a retry."""
+    more: dict[str, Any] = {"made": made}
+    then = "The schedule has other times now, or was deleted"
+    if next_ms is not None:
+        more["go_on"] = format_instant(next_ms)
+        then = f"Once there is room, go on with from={more['go_on']} and a new Idempotency-Key"
+    what = f"{made} of {count} occurrences are made. The others are refused: {problem.detail}. {then}"
+    error = LimitReached(what, **more)
     error.retryable = False  # type: ignore[misc]
     return error
 
