@@ -23,7 +23,7 @@ from hadelay.model import MAX_RUN
 #: Size limit of one answer to a poll, in bytes. A message that is larger is answered alone.
 GRANT_BYTES = 4 << 20
 #: Limit of the time in ms between the first and the last due time of messages that are offered together ahead of time.
-_TOGETHER_MS = 8
+_TOGETHER_MS = 4
 #: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
 #: Limit of records that one turn reads to compare their tags with filters: some 10 ms of work. The next turn reads on;
