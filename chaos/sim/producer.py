@@ -109,14 +109,19 @@ class Producer(Client):
             self._again(batch)
             return
         age_s, window_s = self.world.now - messages[0].invoked, self.cluster.window_ms / 1000
-        if batch.again or batch.unsure:
-            for message in messages if 2 * age_s > window_s else ():
+        repeats = batch.again or batch.unsure
+
+        def note_late() -> None:
+            """Note a repetition that may come after its idempotency key was forgotten."""
+            for message in messages if repeats and 2 * (self.world.now - messages[0].invoked) > window_s else ():
                 message.repeated_late = True
-            if age_s > _PATIENCE * window_s and not batch.again:
-                self.history.count("given up")
-                for message in messages:
-                    message.refused = True
-                return
+
+        note_late()
+        if batch.unsure and not batch.again and age_s > _PATIENCE * window_s:
+            self.history.count("given up")
+            for message in messages:
+                message.refused = True
+            return
         drafts = [
             Draft(
                 m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms,
@@ -127,6 +132,7 @@ class Producer(Client):
         ]  # fmt: skip
 
         def replied(receipts: Any, error: HadelayError | None) -> None:
+            note_late()  # hours may have passed since the request was sent
             if error is not None:
                 self.history.count(f"publish {error.type}")
                 self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")

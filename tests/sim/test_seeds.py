@@ -54,7 +54,7 @@ def test_seeds_keep_every_promise():
 #: are run with the long suite.
 FALSE_ALARMS = (
     266, 1305, 20027, 8100083, 8100240, 8100724, 9600104, 9600155, 281100671, 290000616, 291000198, 291001128,
-    910379, 219, 261, 910999, 930701, 931006, 931594, 931479, 930908,
+    910379, 219, 261, 910999, 930701, 931006, 931594, 931479, 930908, 934232,
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_a_seed_that_failed_once_holds(seed: int):
     rescheduled after a backup, and looked up in the restored cluster. 931006, 931594: a trigger and a backfill are
     repeated after their schedule was changed. 931479: a check of a committed entry reads the node's disk, which
     crashes, so that what the entry changes is not noted. 930908: an ack is answered while the disk reads the message
-    for a repeated receive."""
+    for a repeated receive. 934232: all machines are suspended for hours while a repeated publish is on its way."""
     assert not run_seed(seed).failure
 
 
