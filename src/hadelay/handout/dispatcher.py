@@ -92,7 +92,7 @@ class Dispatcher(LedgerListener):
         self.resume_ms = 0
         #: Cluster time in ms by which the caller has to call `advance` again, as the last `advance` returned it.
         self._next_ms = 0
-        #: Seconds with a damaged linked list of index entries: (hour, second of the hour), an ordered set.
+        #: Ordered set of the seconds, as (hour, second of the hour), whose linked lists of index entries are damaged.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds (since 1970) whose index was repaired before the second was over; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
@@ -105,8 +105,8 @@ class Dispatcher(LedgerListener):
         self._on_agenda = on_agenda
 
     def start(self, now_ms: int) -> None:
-        """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
-        if the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
+        """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment: if
+        the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
         cursor. If the cursor is behind the clock, resume at the cursor: messages that fell due since then come at once.
         Scans find messages owed from before the cursor in the background; the preload loads from the present on."""
         hour, second, local = self._resumed_at = self.ledger.cursor
@@ -117,7 +117,7 @@ class Dispatcher(LedgerListener):
         self._preload.start()
         self._leased = {hour: state.leased.copy() for hour, state in self.ledger.hours.items() if state.leased}
         self._inherited = sum(map(len, self._leased.values()))
-        # If the previous leader reached all messages of a large second, its rest is backlog: resume at the next second.
+        # If the previous leader made all messages of a large second ready, the scan of the backlog covers that second.
         whole = local >= SLICE and local >= int(self.store.heads(hour).count[second])
         self.scans.start(at + whole, now_ms // 1000)
 
@@ -136,10 +136,10 @@ class Dispatcher(LedgerListener):
         return hour, second, int(self.store.heads(hour).count[second]) - left
 
     def recount(self) -> int | None:
-        """Count the localIndex of the cursor anew: the entries of its second that are settled, leased, blocked or due.
-        None if they cannot be counted now: the second is not loaded or scanned completely, has more than SLICE entries,
-        or has entries that an unfinished partial purge cancelled. Such entries count as still to come only if they were
-        loaded before the purge."""
+        """Count the entries of the cursor's second that are settled, leased, blocked or due: this number should be the
+        cursor's localIndex. None if they cannot be counted now: the second is not loaded or scanned completely, has
+        more than SLICE entries, or has entries that an unfinished partial purge cancelled: the localIndex counts only
+        those of them that were not loaded before the purge."""
         at = max(self._preload.reached, self.scans.reached)
         hour, second = divmod(at, SECONDS_PER_HOUR)
         unknown = self._preload.to_come(at) is None or self._preload.spilled(at) or self.scans.misses(at)
@@ -220,8 +220,8 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # The messages were settled without ever being leased, so the preload or a window still has them. A window drops
-        # settled entries when it comes to them.
+        # These messages were settled without ever being leased: the preload has to drop those that are not due yet. The
+        # others may be in windows, which drop settled entries when they come to them.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -264,7 +264,7 @@ class Dispatcher(LedgerListener):
             leased |= bitmap(rows["index"][mine])
 
     def oldest_ready_ms(self, numbers: Collection[int]) -> dict[int, int]:
-        """Due time (ms) of the oldest ready message of each topic; rounded to seconds if it is not in memory."""
+        """Due time (ms) of the oldest ready message of each topic; rounded to seconds if not in memory."""
         found: dict[int, int] = {}
         firsts: dict[int, dict[int, int]] = {}
         for number in numbers:

@@ -20,7 +20,7 @@ _REMEMBERED = 1 << 18
 
 
 class GroupRate:
-    """Tokens of the message groups of one topic, and the messages that rest until their group has a token. Times are
+    """Tokens of the message groups of one topic, and the messages that wait until their group has a token. Times are
     cluster time in ms."""
 
     __slots__ = ("_free_ms", "again_ms", "busy", "interval_ms", "resting")
@@ -35,12 +35,12 @@ class GroupRate:
         self._free_ms: dict[int, int] = {}
         #: Groups with a message in an offer that is neither granted nor refused yet.
         self.busy: set[int] = set()
-        #: Resting entries, as a heap of (time to look at the entry again, entry).
+        #: Entries that wait until their group has a token, as a heap of (time of the next check, entry).
         self.resting: list[tuple[int, int]] = []
 
     def change(self, rate: float | None, now_ms: int) -> bool:
-        """Use this rate from now on; None: no rate. Returns whether the rate has changed; if so, all resting messages
-        are to be looked at again now."""
+        """Use this rate from now on; None: no rate. Returns whether the rate has changed; if so, the caller has
+        to check all waiting messages again now."""
         interval_ms = 0 if rate is None else _interval_ms(rate)
         if interval_ms == self.interval_ms:
             return False
@@ -51,15 +51,15 @@ class GroupRate:
         return True
 
     def free_ms(self, group: int, now_ms: int) -> int:
-        """Time at which the group has its token again. While an offer of the group is undecided: one interval from now,
-        when the caller looks again."""
+        """Time at which the group has its token again. While an offer of the group is undecided, that time is unknown:
+        the result is one interval from now, and the caller checks again then."""
         return now_ms + self.interval_ms if group in self.busy else self._free_ms.get(group, 0)
 
     def rest(self, entry: int, until_ms: int) -> None:
         heapq.heappush(self.resting, (until_ms, entry))
 
     def woken(self, now_ms: int) -> list[int]:
-        """Remove and return the entries whose rest has ended by now_ms, in the order in which their rests ended."""
+        """Remove and return the entries that had to wait until now_ms or earlier, in the order of these times."""
         found = []
         while self.resting and self.resting[0][0] <= now_ms:
             found.append(heapq.heappop(self.resting)[1])
@@ -86,8 +86,8 @@ class GroupRate:
 
 
 def changed(before: GroupRate | None, rate: float | None, began_ms: int, now_ms: int) -> tuple[GroupRate | None, bool]:
-    """Apply new or changed settings of a topic. Returns (its GroupRate, None if it never had a rate; whether its
-    resting messages are to be looked at again now). began_ms: time from which on this leader knows all hand-outs."""
+    """Apply new or changed settings of a topic. Returns (the topic's GroupRate, None if it never had a rate; whether
+    to check its waiting messages again now). began_ms: time from which on this leader knows all hand-outs."""
     if before is None:
         return (None if rate is None else GroupRate(rate, began_ms)), False
     return before, before.change(rate, now_ms)

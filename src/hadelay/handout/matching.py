@@ -97,7 +97,7 @@ class Matcher:
         return queue.filter is not None and self.unfinished
 
     def settle(self, offer: Offer, granted: NDArray[np.bool_] | None, now_ms: int) -> None:
-        """Finish an offer. granted: mask of the offer's messages that were granted; None if that is unknown, or none.
+        """Finish an offer. granted: mask of the offer's messages that were granted; None: none, or unknown.
         Messages not granted that still need delivery return to the head of the windows that they were taken from."""
         if granted is None or not granted.all():
             self._give_back(offer, granted)
@@ -241,7 +241,7 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions in `rows` of the first `want` owed rows that match the queue's filter, and of later owed rows."""
+        """Positions in `rows` of at most `want` owed rows that match the filter; and of all owed rows after these."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

@@ -94,8 +94,8 @@ class Preload:
     def _open_hour(self, hour: int, from_second: int) -> None:
         if hour in self._open:
             return
-        # The ledger's clock stands still while no entry is applied. Set the store's clock here: after an idle night, it
-        # would not have mapped the files of this hour yet.
+        # The ledger's clock stands still while no entry is applied. So set the store's clock here: else, after an idle
+        # night, the store would not have mapped the files of this hour yet.
         self._store.set_clock(max(self._owed.ledger.now_hour, self._turns.now_ms // HOUR_MS))
         if self._read_ahead is not None:
             self._read_ahead.index(hour)
@@ -153,7 +153,7 @@ class Preload:
         self._drop_if_empty(second)
 
     def _drop_if_empty(self, second: Second) -> None:
-        """Drop a loaded second that has no message in memory any more; scans find those that had no room in memory."""
+        """Drop a loaded second without messages in memory; if some found no room there, note the second for scans."""
         if second.overflow:
             self._spilled[second.second] = second
         elif second.next_ms == NEVER_MS:

@@ -42,7 +42,7 @@ class Window:
 
     @property
     def floor(self) -> int:
-        """First second (since 1970) from which on messages may belong into this window."""
+        """Earliest second (since 1970) whose messages this window takes; 0 for a window of overdue messages."""
         return 0 if self.overdue else self.queue.topic.overdue_before_ms // 1000
 
     def leave_out(self, second: int) -> None:
@@ -66,7 +66,8 @@ class WaitQueue:
     __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
 
     def __init__(self, topic: TopicTurn, wanted: Filter | None, rescan_from: int | None = None) -> None:
-        """rescan_from: 0 if a scan must fill the new windows, because the topic may have ready messages; else None."""
+        """rescan_from: second from which on a scan has to fill the new windows (0, because the topic may have ready
+        messages); None: no scan is needed."""
         self.topic, self.filter = topic, wanted
         self.waiters: OrderedDict[Poll, None] = OrderedDict()
         self.now = Window(self, overdue=False, rescan_from=rescan_from)

@@ -1,5 +1,5 @@
-"""Messages whose group has no token of its rate (grouprate.py) rest: they leave their windows, and come back when the
-group has a token."""
+"""Messages whose group has no token of its rate (grouprate.py) leave their windows, and come back when the group has a
+token. Between the two, they rest."""
 
 import numpy as np
 
@@ -16,17 +16,17 @@ _AT_ONCE = 2_048
 
 
 class Rests:
-    """Takes messages whose group has no token out of their windows, and puts them back later. Resting entries count as
+    """Takes messages whose group has no token out of their windows, and puts them back later. Until then, they count as
     `in_flight` and in the windows' size, so that no scan adds them again, and memory stays bounded."""
 
     def __init__(self, windows: Windows, ledger: Ledger) -> None:
         self._windows, self._turns, self._ledger = windows, windows.turns, ledger
         self._now_ms = self._count = 0
-        #: Number of resting entries, of all topics.
+        #: Number of entries, of all topics, that are out of their windows until their groups have tokens.
         self.size = 0
-        #: Entry that may be offered now → its group.
+        #: Entry that `hold` let pass because its group has a token → that group.
         self._free: dict[int, int] = {}
-        #: Offered entry whose offer is not decided yet → rate of its topic, and its group.
+        #: Entry in an undecided offer → rate of the entry's topic, and the entry's group.
         self._offered: dict[int, tuple[GroupRate, int]] = {}
 
     def release(self, now_ms: int) -> None:
@@ -45,8 +45,8 @@ class Rests:
                 self._turns.activate(queue)
 
     def hold(self, window: Window, entries: list[int], rows: Rows, wanted: Mask) -> Mask:
-        """Let the wanted rows rest whose groups have no token; returns a mask of the resting rows. If a group has a
-        token, only its first row may use the token."""
+        """Put aside those wanted rows whose groups have no token until they have one; returns a mask of these rows. If
+        a group has a token, only its first row may use the token."""
         rests, topic, now_ms = np.zeros(len(rows), np.bool_), window.queue.topic, self._now_ms
         rate, at = topic.group_rate, np.flatnonzero(wanted)
         self._free.clear()

@@ -1,5 +1,5 @@
 """Scans of the index for owed messages, which are still to be delivered: after a change of leader, when a window of
-ready messages runs low, after a repair, and by a sweep (S3), which makes sure that no message was forgotten.
+ready messages runs low, after a repair, and by a sweep, which makes sure that no message was forgotten.
 
 A scan starts at the oldest second that has open entries (apply counts them), walks that second's chain, and goes on to
 the next such second: never whole hours. Scans are generators that yield their cost after every slice, so that ten
@@ -67,11 +67,10 @@ class Scans:
         self._backlog, self._missed = _Past(0, 0), _Past(0, 0)
         #: Number of owed messages that this leader's scans found and that fell due in a second before its take-over.
         self.found = 0
-        #: Due time (ms) of the first owed message found from the dispatch cursor on, and latest second with such a
-        #: message.
+        #: Owed messages found from the dispatch cursor on: due time (ms) of the first, and latest second of them all.
         self.first_ms, self.reached = NEVER_MS, 0
         self._head_start = 0
-        # Cost of the last slice, in rows.
+        # Cost of reading the last slice of an index, in rows; the scan yields it to `work`.
         self._cost = 0
         self._sweep: Iterator[int] | None = None
         windows.on_low = self.rescan

@@ -13,8 +13,9 @@ from hadelay.ledger.limits.flow import UNLIMITED, Allowance
 from hadelay.ledger.topics.topics import TopicBook
 from hadelay.model import NEVER_MS
 
-#: Number of bytes that a topic may hand out per turn; and number of bytes that each message counts beyond its own size.
+#: Number of bytes that a topic may hand out per turn.
 _QUANTUM = 64 * 1024
+#: Number of bytes that each message costs its topic's turn, beyond the message's own size.
 _MESSAGE_COST = 256
 
 
@@ -32,7 +33,7 @@ class Turns:
         self._served = 0
         #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()
-        #: Topics with messages that rest until the rate limit of their message group allows more (handout/rests.py).
+        #: Topics with messages that wait until the rate limit of their message group allows more (handout/rests.py).
         self.rests: Deadlines[TopicTurn] = Deadlines()
         #: Topics that have reached their concurrency, the limit of leased messages.
         self._full: dict[TopicTurn, None] = {}
@@ -43,8 +44,8 @@ class Turns:
             self.go_on(topic)
 
     def next_ms(self, ahead_ms: int) -> int:
-        """Time in ms at which the next waiting topic, or group in it, gets tokens of its rate limit; NEVER_MS if none
-        waits. ahead_ms: `now_ms` minus cluster time; tokens of groups are counted in cluster time."""
+        """Time in ms at which the next topic or message group that waits for tokens of its rate limit gets them;
+        NEVER_MS if none waits. ahead_ms: `now_ms` minus cluster time; tokens of groups are counted in cluster time."""
         at_ms, group_ms = self._refills.next(), self.rests.next()
         at_ms = NEVER_MS if at_ms is None else at_ms
         return int(at_ms if group_ms is None else min(at_ms, group_ms + ahead_ms))
@@ -96,7 +97,7 @@ class Turns:
                 room -= made
             else:
                 ring.rotate(-1)
-        later.rotate(-1)  # the first of these topics goes to the end: it used up the limit for which the others wait
+        later.rotate(-1)  # the first topic in `later` used up the limit for which the others wait: it goes last
         ring.extend(later)
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:

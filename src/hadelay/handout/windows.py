@@ -43,7 +43,7 @@ class Windows:
         self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
-        #: Entry of an undecided offer, or entry that rests → windows that get it back if it is not handed out.
+        #: Entry in an undecided offer, or without a token of its group → windows that may get the entry back later.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
         #: Callback that starts a scan for a window with few entries left and more messages on disk.
         self.on_low: Callable[[Window], None] = lambda window: None

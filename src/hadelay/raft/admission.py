@@ -48,7 +48,7 @@ class Admission(RaftPart):
         self._seen: dict[str, HighWater] = {}
         self._sent: dict[str, HighWater] = {}
         self._beats = 0
-        #: Term and commit index when the leader last looked for members to admit.
+        #: Term and commit index at the leader's previous check for members to admit.
         self._mark = (0, 0)
         self._renewing = False
 
@@ -112,7 +112,8 @@ class Admission(RaftPart):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        # Write the journal last: if a crash precedes this write, the next start sees two different incarnations.
+        # Write the journal last: after a crash before this write, the next start finds two different incarnations, and
+        # so puts the directories aside and joins with empty ones.
         self._machine.on_incarnation(fresh)
         self._journal.become(fresh)
         self._renewing = False
@@ -145,7 +146,7 @@ class Admission(RaftPart):
         for name, fields in table.items():
             numbers = isinstance(fields, list) and [type(field) for field in fields] == [int] * len(HighWater._fields)
             if not numbers or not all(0 <= field < messages.LIMIT for field in fields):
-                raise messages.BadFrame("seen: an entry is not [incarnation, boot, term, index]")
+                raise messages.BadFrame("SEEN frame: a high-water mark is not [incarnation, boot, term, index]")
             if name in self._members.peers:
                 self._raise(name, HighWater(*fields))
 
@@ -156,8 +157,8 @@ class Admission(RaftPart):
             return
         core = self._core
         (term, enough), self._mark = self._mark, (core.term, core.commit_index)
-        # Admit a member that has the entries which were committed at the last look. Under load, no node has all entries
-        # that are committed at this moment; and a node applies its admission only after all earlier entries.
+        # Admit a member that has the entries which were committed at the previous check. Under load, no node has all
+        # entries that are committed at this moment; and a node applies its admission only after all earlier entries.
         enough = max(enough if term == core.term else core.commit_index, core.no_op)
         for peer in self._members.peers.values():
             if peer.up:

@@ -47,7 +47,7 @@ class Applier(RaftPart):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self.waiters.pop(index, None)
-        # A proposal that waits at `index` was made in an earlier term, and its entry was cut off since then
+        # A proposal still waiting at `index` is of an earlier term; its entry was replaced, so its outcome is unknown.
         if before is not None:
             error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
             ready.answers.append(partial(before.done, None, error))

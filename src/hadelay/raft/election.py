@@ -1,6 +1,6 @@
 """Elections: deadlines, pre-votes, campaigns and votes.
 
-A follower whose deadline passes sends a pre-vote first: "would you vote for me?" The library campaigns only after a
+A follower whose deadline passes sends a pre-vote first: "would you vote for me?" PySyncObj campaigns only after a
 majority of yes, so a node that was cut off never deposes a healthy leader. A reset of the leader's link moves the
 deadline near: a killed process is replaced in tens of milliseconds. A deadline may also pass because this process was
 paused: so the node first reads the heartbeats that arrived meanwhile, and looks at the deadline a second time.
@@ -16,8 +16,8 @@ from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 
-#: Pause, in seconds, between the end of the election timeout and the pre-vote: in it, heartbeats that wait unread are
-#: read.
+#: Pause, in seconds, between the end of the election timeout and the pre-vote: it lets the node read heartbeats that
+#: arrived while its process was stalled.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
 #: Pause before the own pre-vote of a node that agreed to another's, as a multiple of election_min_ms. It is shorter
@@ -104,8 +104,8 @@ class Elections(RaftPart):
 
     @property
     def may_vote(self) -> bool:
-        """Whether this node may vote: the log has admitted its incarnation, and no snapshot is replacing its state. It
-        need not be a voter in its own log: the candidate's log is no older and may list it as one."""
+        """Whether this node may vote: the log has admitted its incarnation, and no snapshot is replacing its state. Its
+        own log need not list it as a voter: the candidate's log is no older, and may list it."""
         return self._journal.admitted and not self._applier.installing
 
     @property

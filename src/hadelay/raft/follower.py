@@ -1,7 +1,7 @@
-"""Append frames on a follower: entries are verified and deduplicated before the library (PySyncObj) gets them.
+"""Append frames on a follower: entries are verified and deduplicated before PySyncObj gets them.
 
-The library would delete all entries behind `prevLogIdx`, even matching ones. So known entries are skipped, a conflict
-is cut off (never a committed entry), and the library gets only entries that follow directly on the last one. The commit
+PySyncObj would delete all entries behind `prevLogIdx`, even matching ones. So known entries are skipped, a conflict
+is cut off (never a committed entry), and PySyncObj gets only entries that follow directly on the last one. The commit
 index advances only as far as the log is verified against this leader's. Answers wait for the disk.
 """
 

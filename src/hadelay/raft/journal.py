@@ -114,7 +114,7 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy all entries after the synced position `durable` into a new segment; later entries are appended to it."""
+        """Copy the entries after the position `durable`, which may be unsynced, to a new segment, and append there."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:

@@ -46,8 +46,9 @@ class JournalConfig:
 
 @dataclass(eq=False, slots=True)
 class _Sync:
-    """A running sync, and the positions that are durable once it counts: the number of records since the start, the
-    index of the newest entry (lowered if that entry is cut off), and the end of each segment in bytes."""
+    """A running sync, and the positions that are durable once this sync and all earlier ones have ended: the number of
+    records since the start, the index of the newest entry (lowered if that entry is truncated), and the end of each
+    segment in bytes."""
 
     lane: int
     started: float
@@ -75,10 +76,10 @@ class JournalSync:
         #: Callback on_synced(seconds since the sync began), called when a sync counts: the sync and all earlier ones
         #: have ended. `when_synced` callbacks are called before.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Callback, called when a sync counts, before `on_synced`. If it queues records, the next sync covers them.
+        #: Callback, called before each call of `on_synced`. If the callback queues records, the next sync covers them.
         self.between_syncs: Callable[[], None] = lambda: None
-        #: Numbers of journal records: queued since the start; durable of these; and queued when the last term or vote
-        #: was recorded.
+        #: Numbers of journal records since the start: queued; durable; and queued up to the last record of a term or
+        #: vote, which has to be durable before this node answers.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -254,7 +255,7 @@ class JournalSync:
             segment.write()
             segment.file.sync()
         if self._dirty:
-            self._disk.sync_dir(self.directory)  # the names of segments begun since the last sync are not durable yet
+            self._disk.sync_dir(self.directory)  # make the names of new segments durable
             self._durable = (self._dirty[-1].header.seq, self._dirty[-1].written)
         self._dirty.clear()
         self._synced = self._appended

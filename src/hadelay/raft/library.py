@@ -1,7 +1,7 @@
-"""The only module that imports PySyncObj 0.3.17 ("the library"). hadelay uses the library's consensus algorithm; this
-module works around its faults.
+"""The only module that imports PySyncObj 0.3.17. hadelay uses this library's consensus algorithm; the module works
+around the library's faults.
 
-The library keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
+PySyncObj keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
 commit rule. Replaced (ADR 10): its clock (its timers never fire; an election begins when this module sets the
 deadline into the past), its sender, journal, apply loop and pickles.
 
@@ -20,23 +20,23 @@ from pysyncobj.transport import Transport
 
 from hadelay.raft.journal import Journal
 
-#: Entry that the library appends when a term begins. RaftNode.propose takes only longer entries, so no proposal is
+#: Entry that PySyncObj appends when a term begins. RaftNode.propose takes only longer entries, so no proposal is
 #: equal to it.
 NO_OP = b"\x01"
 #: Name of the second voter in a cluster of one node: the node's own disk. It contains a space, so no node can have this
 #: name.
 DISK = "its disk"
-#: Extra voter that never answers, set while a removed leader still leads: the library counts that leader as a voter, so
+#: Extra voter that never answers, set while a removed leader still leads: PySyncObj counts that leader as a voter, so
 #: with this extra voter a majority needs one vote more.
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
-#: Timeout of the library's own timers, in seconds: so long that none of them ever fires.
+#: Timeout of PySyncObj's own timers, in seconds: so long that none of them ever fires.
 _NEVER = 1e9
 
 
 class RaftListener(Protocol):
-    """Receives calls from inside the library; a method must not call the library back."""
+    """Receives calls from inside PySyncObj; a method must not call PySyncObj back."""
 
     def on_appended(self, index: int, command: bytes) -> None:
         """Called when an entry was appended to the log, on a leader or a follower."""
@@ -56,7 +56,7 @@ class RaftListener(Protocol):
 
 
 class _Log(LibraryJournal):  # type: ignore[misc]
-    """View of the journal for the library: terms and indexes of entries, never commands."""
+    """View of the journal for PySyncObj: terms and indexes of entries, never commands."""
 
     def __init__(self, journal: Journal, listener: RaftListener, committed: Callable[[int], None]) -> None:
         """committed: function that is called with each new commit index."""
@@ -73,7 +73,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # The library reads a slice of the log only to get a term, or to see whether more entries follow: two entries
+        # PySyncObj reads a slice of the log only to get a term, or to see whether more entries follow: two entries
         # suffice.
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
@@ -109,7 +109,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """Passes outgoing messages of the library to the listener. The class Core passes incoming messages to the library,
+    """Passes outgoing messages of PySyncObj to the listener. The class Core passes incoming messages to PySyncObj,
     by calls of `_onMessageReceived`."""
 
     def __init__(self, listener: RaftListener) -> None:
@@ -123,8 +123,7 @@ class _Transport(Transport):  # type: ignore[misc]
             self._listener.on_vote_request(node.id, message["term"], *log_end)
         elif kind == "response_vote":
             self._listener.on_vote(node.id, message["term"])
-        # Drop the library's answers to appends (next_node_idx): raft/follower.py sends them once the entries are on
-        # disk.
+        # Drop PySyncObj's answers to appends (next_node_idx): raft/follower.py sends them once the entries are on disk.
         return True
 
     def destroy(self) -> None:
@@ -132,7 +131,7 @@ class _Transport(Transport):  # type: ignore[misc]
 
 
 class _Idle:
-    """Replaces the library's poller and pipe, which are not needed: the event loop of this node calls the library."""
+    """Replaces PySyncObj's poller and pipe, which are not needed: the event loop of this node calls PySyncObj."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -143,7 +142,7 @@ class _Idle:
 
 @contextmanager
 def _seams(log: _Log) -> Iterator[None]:
-    """Context manager, to be used while the library is constructed: replaces functions that the library finds by their
+    """Context manager, to be used while PySyncObj is constructed: replaces functions that PySyncObj finds by their
     names in its module."""
     names = {"createJournal": lambda _: log, "createPoller": _Idle, "PipeNotifier": _Idle}
     saved = {name: getattr(syncobj, name) for name in names}
@@ -157,8 +156,8 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Node of the library. There is one object for each name (_Members), so that comparing objects is enough. The
-    library looks nodes up for every entry, and its own comparison, by name, takes four function calls."""
+    """Node of PySyncObj. There is one object for each name (_Members), so that comparing objects is enough. PySyncObj
+    looks nodes up for every entry, and its own comparison, by name, takes four function calls."""
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__
@@ -203,7 +202,7 @@ class Core(SyncObj):  # type: ignore[misc]
         with _seams(_Log(journal, listener, self._committed)):
             others = [self.members[peer] for peer in peers or [DISK]]
             super().__init__(self.members[name], others, conf, transport=transport)
-        # Replace the library's set of nodes by an ordered set: the library requests votes in this order, which has to
+        # Replace PySyncObj's set of nodes by an ordered set: PySyncObj requests votes in this order, which has to
         # be the same in every process.
         self._SyncObj__otherNodes = dict.fromkeys(others).keys()
         self._to_library: Callable[[Node, dict[str, Any]], None] = transport._onMessageReceived
@@ -233,7 +232,7 @@ class Core(SyncObj):  # type: ignore[misc]
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
         node votes. Returns the added names."""
-        # Change private attributes: the library's public functions to change members lose members
+        # Change private attributes: PySyncObj's public functions to change members lose members
         # (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old = self._SyncObj__otherNodes
@@ -249,22 +248,22 @@ class Core(SyncObj):  # type: ignore[misc]
         return [str(node.id) for node in added]
 
     def link(self, peer: str, up: bool) -> None:
-        """Tell the library whether `peer` is linked: without any linked node, the library does not campaign."""
-        transport = self._SyncObj__transport  # a private attribute: the library has no public name for its transport
+        """Tell PySyncObj whether `peer` is linked: without any linked node, PySyncObj does not campaign."""
+        transport = self._SyncObj__transport  # a private attribute: PySyncObj has no public name for its transport
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
     def tick(self) -> None:
-        """Let the library advance the commit index, and begin an election if `campaign` asked for one."""
+        """Let PySyncObj advance the commit index, and begin an election if `campaign` asked for one."""
         self._onTick(0.0)
 
     def campaign(self) -> None:
-        # Set a private attribute: the library has no public function to end the election timeout early.
+        # Set a private attribute: PySyncObj has no public function to end the election timeout early.
         self._SyncObj__raftElectionDeadline = -1.0
         self.tick()
 
     def step_down(self, term: int = 0) -> None:
         """Become a follower without a leader; adopt `term` if it is higher than the current term."""
-        # Set private attributes: through public methods, the library can neither lose its leader nor adopt a term.
+        # Set private attributes: through public methods, PySyncObj can neither lose its leader nor adopt a term.
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
@@ -284,32 +283,32 @@ class Core(SyncObj):  # type: ignore[misc]
         self._receive(peer, "response_vote", term=term)
 
     def heard(self, peer: str, term: int, commit_index: int) -> None:
-        """Tell the library that `peer` leads `term` and has committed this log up to `commit_index`."""
+        """Tell PySyncObj that `peer` leads `term` and has committed this log up to `commit_index`."""
         self._receive(peer, "append_entries", term=term, commit_index=commit_index)
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
-        """Tell the library that `peer` leads `term`, has committed the log up to `commit_index`, and sends `entries`,
+        """Tell PySyncObj that `peer` leads `term`, has committed the log up to `commit_index`, and sends `entries`,
         which directly follow this node's last entry."""
-        # Read a private attribute: the library has no public access to its log
+        # Read a private attribute: PySyncObj has no public access to its log
         _, index, last_term = self._SyncObj__raftLog[-1]
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 
     def acknowledged(self, peer: str, index: int) -> None:
-        """Tell the library that `peer` and this node have synced all entries up to `index`. Never lowers that index."""
+        """Tell PySyncObj that `peer` and this node have synced all entries up to `index`. Never lowers that index."""
         self._receive(peer, "next_node_idx", next_node_idx=index + 1, reset=False, success=True)
 
     def jump(self, index: int) -> None:
-        """Tell the library that the state machine has all entries up to `index`, so they are committed."""
-        # Set private attributes: the library can only start with an empty state, or with a dump that it pickled itself.
+        """Tell PySyncObj that the state machine has all entries up to `index`, so they are committed."""
+        # Set private attributes: PySyncObj can only start with an empty state, or with a dump that it pickled itself.
         self._SyncObj__raftCommitIndex = self.commit_index = index
         self._SyncObj__raftLastApplied = index
 
     def _SyncObj__sendAppendEntries(self) -> None:
-        """Replaces the library's sender of entries, which would copy the log's tail for each follower, and has no send
+        """Replaces PySyncObj's sender of entries, which would copy the log's tail for each follower, and has no send
         window."""
         self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Disables the library's apply loop, which may apply entries twice; raft/apply.py applies entries."""
+        """Disables PySyncObj's apply loop, which may apply entries twice; raft/apply.py applies entries."""
         return False

@@ -109,8 +109,9 @@ class Append(NamedTuple):
     commit_index: int
     round: int
     info: bytes
-    #: Offset at which the records begin in `frame`; and `frame`, the whole frame.
+    #: Offset at which the records begin in `frame`.
     records: int
+    #: Bytes of the whole frame.
     frame: bytes
 
 

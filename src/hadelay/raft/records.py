@@ -28,7 +28,7 @@ RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
 SECTOR = 512
 
 ENTRY = int.from_bytes(b"ENTR", "little")
-#: Record kind VOTE: `term` is the current term, the payload this node's vote in it (empty: none); `index` is 0.
+#: Record kind VOTE: `term` is the current term; the payload is this node's vote, empty for none; `index` is 0.
 VOTE = int.from_bytes(b"VOTE", "little")
 #: Record kind MARK: all bytes before offset `index` of segment number `term` are synced. No payload.
 MARK = int.from_bytes(b"MARK", "little")
@@ -50,7 +50,7 @@ class JournalRecord(NamedTuple):
     term: int
     payload: bytes
     offset: int
-    #: Offset of the record that follows.
+    #: Offset of the next record.
     end: int
 
 

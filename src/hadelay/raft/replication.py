@@ -1,6 +1,6 @@
 """Replication by a leader: send entries, count answers, send heartbeats, confirm reads, step down without a majority.
 
-The library keeps match indexes and the commit rule. It learns of a follower's answer only as far as this node's own
+PySyncObj keeps match indexes and the commit rule. It learns of a follower's answer only as far as this node's own
 disk has the entries, so the commit index never passes the last entry on this disk. Send windows and next indexes are
 kept here.
 """

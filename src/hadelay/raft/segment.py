@@ -41,12 +41,13 @@ class Segment:
         #: Further open files of this segment, for syncs that overlap: of two syncs of one open file, only one would
         #: report a failure of the disk.
         self._handles: dict[int, File] = {}
-        #: Runs of entries of one term, as (first index, term); and offsets of some entries, as (index, offset).
+        #: Terms of the entries: (index, term) of each entry with which another term begins.
         self.terms: list[tuple[int, int]] = []
+        #: File offsets of some entries, as (index, offset).
         self.places: list[tuple[int, int]] = []
-        #: Results of `scan` at the node's start: bytes of the file, and whether those after the last record are a torn
-        #: write.
+        #: Bytes of the file, as `scan` read them at the node's start.
         self.data = b""
+        #: Result of `scan`: whether the bytes after the last intact record are damaged or a torn write.
         self.torn = False
         #: Whether the records of the file were read. If not, they are known to be synced, and the first read scans
         #: them.
@@ -183,7 +184,7 @@ class Segment:
         if witness > here:
             raise self._damaged("a record that was synced does not verify")
         if self.torn and not records.is_torn(self.data, self.position):
-            raise self._damaged("a whole record does not verify")
+            raise self._damaged("a record does not verify, although its write was not cut off")
 
 
 def zeroed(disk: Disk, path: str, size: int) -> File:

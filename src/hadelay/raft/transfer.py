@@ -32,7 +32,7 @@ class Transfers(RaftPart):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the target of a failed transfer may still take over: until the target answers a later heartbeat."""
+        """Whether the target of a failed transfer may still take over: until it answers a heartbeat sent afterwards."""
         return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
 
     def begin(self, to: str | None, done: Finished, why: str, now: float, ready: Ready) -> None:

@@ -51,7 +51,7 @@ KEPT = 1_000
 FAILS, WAITS_MS, LATE_MS, GROWS_MS = 5, 60_000, 1_000, 300_000
 #: Interval in ms at which ready messages are counted to see whether a backlog grows.
 _SAMPLE_MS = 60_000
-#: Limits per topic: number of deaths that are counted, and number of these whose errors are read.
+#: Limits per topic: number of dead letters that are counted, and number of these whose errors are read.
 _DEATHS, _ERRORS = 1_000, 50
 _NOT_LEADING = NoLeader("this node does not lead (any more)", retry_after_ms=50)
 
@@ -117,7 +117,7 @@ class Attention:
         self._began_ms = 0
         #: Topic number → growth of its backlog; only topics with ready messages.
         self._growth: dict[int, _Growth] = {}
-        #: Topic number → (counts of its deaths, most frequent error), so that errors are read once per death.
+        #: Topic number → (counts of its dead letters, most frequent error): errors are read again if the counts change.
         self._errors: dict[int, tuple[tuple[int, int], str]] = {}
 
     @property

@@ -36,7 +36,7 @@ _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 #: Divisor of storage.min_free_bytes: with less free space than the quotient, the log warns that the node will soon run
 #: out of space and stop.
 _LAST_PART = 8
-#: Allowed names of a snapshot's files: the exported tables, names, and files of hours.
+#: Allowed names of a snapshot's files: state-… (the exported tables), names (the table of names), files of hours.
 _SNAPSHOT_FILE = re.compile(r"state-\d{1,20}|names|hours/\w[\w.-]{0,63}", re.ASCII)
 _REFUSES = "publishes are refused (507) until disk space is free; receives and plain acks still work"
 #: Log text about the consequences of a full disk for a node.
@@ -175,9 +175,9 @@ class Checkpoints:
 
 
 def check_files(manifest: Manifest) -> None:
-    """Raise BadFrame unless the manifest lists the files of one snapshot from another node: one file of tables, names,
-    and files of hours."""
+    """Raise BadFrame unless the manifest lists the files of one snapshot from another node: one file of tables, the
+    file `names`, and files of hours."""
     names = [file.name for file in manifest.files]
     states = sum(name.startswith("state-") for name in names)
     if states != 1 or len(set(names)) != len(names) or not all(map(_SNAPSHOT_FILE.fullmatch, names)):
-        raise BadFrame("snapshot offer: the files are not one export of tables, names and files of hours")
+        raise BadFrame("snapshot offer: the files are not the tables, the names and the hours of one snapshot")

@@ -193,7 +193,7 @@ class GroupCommit:
                 one.done(None, Overloaded(_TOO_LATE, retry_after_ms=1_000))
 
     def _send_batch(self, way: Way, shut: bool) -> int:
-        """Send one batch and return its size in bytes. shut: leave publishes out."""
+        """Send one batch and return its size in bytes. shut: without publishes, of which too many are in flight."""
         room, term = self.max_entry_bytes, way.term
         publishes, room = ([], room) if shut else _take(self._publishes, room, term)
         commands = _take(self._commands, room, term)[0] if room > 0 or not publishes else []

@@ -77,9 +77,9 @@ class Leadership:
         return self._replica.ledger.level
 
     def confirm(self, problem: Callable[[], HadelayError | None], done: Finished) -> None:
-        """Call done(problem()), where problem() returns an error or None about this node's state. Before an error is
-        answered, it is judged again after a ReadIndex: this node may have just started, or be cut off, and not know the
-        present state. done(NoLeader): the present state cannot be known now."""
+        """Call done(problem()), where problem() returns an error or None about this node's state. If it
+        returns an error, it is called again after a ReadIndex, because this node may have just started or be cut off,
+        and not know the present state. done(NoLeader): the present state cannot be known now."""
 
         def known(error: HadelayError | None) -> None:
             if error is None and not self._clock.ready:

@@ -1,4 +1,4 @@
-"""Way of this node's batches to the leader: into the own log if this node leads, else over the node link."""
+"""Sends this node's batches of commands: into its own log if it leads, else over the node link to the leader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hadelay.server.peers import Peers
 
 
 class Way(NamedTuple):
-    """Where a batch that is sent now has to go."""
+    """Destination of a batch that is sent now."""
 
     #: The term that this node leads; 0 when it does not lead.
     term: int

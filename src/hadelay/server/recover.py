@@ -155,8 +155,8 @@ class Directories:
         )
 
     def _is_blank(self, journal: Journal, storage: Storage) -> bool:
-        """Whether the directories are those of a node that was started without `init` and never joined: it has promised
-        nothing, and no directories beside them were put aside after the loss of a disk."""
+        """Whether the directories are those of a node that was started without `init` and never joined: it has never
+        voted and has no data, and no directories beside them were put aside after the loss of a disk."""
         promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
         return not (promised or self._put_aside_before()) and (journal.last_index, journal.term) == FIRST
 
@@ -239,7 +239,7 @@ def _of_one_time(journal: Journal, storage: Storage) -> bool:
     part."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
-        # They are of the same time: a snapshot was installed, and only the reset of the journal is missing
+        # Both are of the same time: a snapshot was installed, and only the reset of the journal is missing
         return True
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 

@@ -32,10 +32,11 @@ class BatchCancels:
         #: Number of BATCH_CANCELs that were applied before the search began; the batches that they cancelled accept no
         #: more members.
         self._cancels = 0
-        #: Key of table `batchof` from which the search continues, None at the end; ids found that no BATCH_STEP has
-        #: named yet; and the running read, of which each turn of the event loop reads one slice.
+        #: Key of table `batchof` from which the search continues, None at the end.
         self._start: bytes | None = b""
+        #: Ids of the members that were found and that no BATCH_STEP has named yet.
         self._ids: list[int] = []
+        #: The running read of table `batchof`; each turn of the event loop reads one slice.
         self._read: Generator[None, None, Rows] | None = None
         self._alarm = term.alarm(self._look)
         self.watch()

@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 _FREES = ("cancel", "delete_dead")
 #: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0
-#: Time in seconds for which a step of a job with a rate lasts: a step has at most rate × this number of messages.
+#: Usual time between two steps of a job with a rate, in seconds: a step has at most rate × this number of messages.
 _RATE_S = 0.25
 #: Limits of records that are read at once: number, and bytes. The event loop verifies their checksums, which takes
 #: time.
@@ -93,7 +93,8 @@ class Work:
         return self.scan.cursor, ids
 
     def _named(self, hour: int, rows: Rows) -> list[int]:
-        """Ids of messages as a step names them; for a fill, the ids of their entries (jobcommands.JobStep)."""
+        """Ids that a step names: of messages; or, if the job fills a new subscription with copies of index entries,
+        ids made from these entries (jobcommands.JobStep)."""
         if self.job.spec.action == "fill":
             return [pack_id(0, hour, index) for index in rows["index"].tolist()]
         ids: list[int] = rows["first_id"].tolist()

@@ -47,8 +47,8 @@ class CursorKeeper:
         return _second(max(self._core.cursor, self._proposed))
 
     def watch(self) -> None:
-        """Look at the cursor after a turn of the delivery loop, which alone moves it. If it has changed, propose it at
-        the interval's end, unless a batch takes it along before."""
+        """Called after each turn of the delivery loop, which alone moves the cursor: if the cursor has changed, propose
+        it at the end of the interval, unless a batch of commands takes it into the log before."""
         self._seen = self._core.cursor
         if not self.busy and self.changed:
             self._alarm.at(self._term.runtime.monotonic() + self._term.config.dispatch.interval_ms / 1000)

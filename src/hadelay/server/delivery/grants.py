@@ -174,7 +174,7 @@ class Grants:
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Give an empty answer to each poll whose timeout passed by the monotonic time `mono`. Returns the time of the
+        """Give an empty answer to each poll that has timed out at the monotonic time `mono`. Returns the time of the
         next timeout."""
         deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
@@ -198,7 +198,7 @@ class Grants:
         self._close(poll)
 
     def _is_offered(self, poll: Poll) -> bool:
-        """Whether the outcome of an offer is the answer to the poll (or would be, if its consumer had not hung up)."""
+        """Whether the poll waits for the outcome of an offer, or would wait if its consumer had not hung up."""
         return any(self._last(offer.poll) is poll for offer in self.offers.values())
 
     def _last(self, poll: Poll) -> Poll:
@@ -357,8 +357,8 @@ class Grants:
 
 
 def _again(grant: OpenGrant, store: HourStore, first: Delivery | None) -> tuple[Delivery, NDArray[np.void]]:
-    """Delivery of the messages of a grant that are still leased, and LEASE rows of these messages. first: a delivery
-    that no poll got. Its marks of redelivery are kept; without it, all messages are marked as redelivered."""
+    """Delivery of the messages of a grant that are still leased, and LEASE rows of these messages. first: the
+    grant's first delivery, if no poll got it; its marks of redelivery stay. None: mark all messages as redelivered."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     leased = grant.rows[positions]
     rows = np.zeros(len(leased), INDEX)

@@ -31,7 +31,7 @@ class GroupWalk:
         self._at, self._alarm = b"", term.alarm(self._step)
 
     def wake(self) -> None:
-        """Called with every sweep: begin a walk, unless a walk is under way."""
+        """Called each time the sweeper has run: begin a walk, unless a walk is under way."""
         if not self._at:
             self._step()
 

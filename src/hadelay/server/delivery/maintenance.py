@@ -22,16 +22,17 @@ from hadelay.storage.manifests import Catalogue, SourceFiles, load_catalogue, op
 log = logging.getLogger(__name__)
 
 Key = tuple[int, int]
-#: Limit of grants in one EXPIRE command, and of grants of earlier leaders that are added at a time.
+#: Limit of grants in one EXPIRE command; and of grants of earlier leaders that a new leader reads in one turn of the
+#: event loop.
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
 #: Tolerance, as a number of grants: ended grants are dropped once more grants are remembered than 2 × (grants with open
 #: leases) + this number.
 _STALE = 1_024
-#: Limit of rows of table `ttl` that are read at once; and number of rows of messages that no longer wait, after which
-#: TTL_EXPIRE is proposed only to remove these rows.
+#: Limit of rows of table `ttl` that are read at once.
 _ROWS = 250
+#: Number of rows of messages that no longer wait, after which TTL_EXPIRE is proposed only to remove these rows.
 _SILENT_ROWS = 500
 #: Pause between two reads of table `ttl`, in ms, so that one command expires many messages. Expired messages are not
 #: handed out meanwhile.
@@ -223,7 +224,7 @@ class MaintenanceRunner:
 
     def _rounds(self) -> Iterator[bytes | None]:
         """Yield the next maintenance command, or None when a round found no work. All kinds of work take turns: a
-        redrive may take days, and each purge restarts the sweep, so that a sweep may never end."""
+        redrive may take days, and the sweep for purged messages may never end, because each purge restarts it."""
         while True:
             idle = True
             for topic in self._ledger.topics.unfinished():

@@ -29,8 +29,8 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages that schedules make per second. If many schedules are due at the same time, their messages are made
 #: earlier, by the time that this takes.
 PACE = 2_000
-#: Time in seconds that commits and searches may take without slowing the pace of PACE. Messages may be made ahead of
-#: the pace by as much.
+#: Limit, in seconds, of the delay by a commit or a search that is made up for afterwards: messages are then made faster
+#: than PACE.
 _SLACK_S = 0.1
 #: Length, in ms, of the period ahead in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
@@ -71,17 +71,16 @@ class ScheduleRunner:
         self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
-        #: Monotonic time up to which the messages made so far have used the pace up: more messages may be made after
-        #: it.
+        #: Monotonic time before which no more messages may be made: those made so far would exceed PACE.
         self._paced_until = 0.0
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
         self._survey_from: bytes | None = None
         #: Whether a schedule that is due within _SURVEY_MS was created or changed after the last count began.
         self._uncounted = False
-        #: Names of schedules whose pattern or time zone this node did not know at the last attempt; and their agenda
-        #: keys, as an ordered set.
+        #: Names of schedules whose pattern or time zone this node did not know at the last attempt.
         self.invalid: set[str] = set()
+        #: Agenda keys of these schedules, as an ordered set.
         self._invalid_keys: dict[bytes, None] = {}
         self._retry_invalid_ms = NEVER_MS
         #: Key of table `sched` from which on next occurrences are still to be recomputed, because this node's tzdata is

@@ -45,7 +45,7 @@ class TopicExpiry:
                 self._polled[topic.number] = max(until_ms, self._polled.get(topic.number, 0))
 
     def wake(self) -> None:
-        """Called with every sweep: begin to search again. No search runs while no topic has `expires_after`."""
+        """Called each time the sweeper has run: search again. No search runs while no topic has `expires_after`."""
         if self._asleep:
             self._rest()
 
@@ -64,8 +64,8 @@ class TopicExpiry:
 
     def _replicated(self, rows: list[TopicUse], result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # The command failed: report these polls again with the next search, because `_used` has removed those that
-            # are over.
+            # The command failed: note these polls again for the next search, because `_used` has removed those that
+            # have ended.
             for number in [number for number, _, ends, _ in rows if not ends]:
                 self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
         asked = [self._ledger.topics[number] for number, _, ends, _ in rows if ends and error is None]

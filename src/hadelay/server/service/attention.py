@@ -75,8 +75,8 @@ class AttentionService(Service):
 
     async def report(self, rights: Rights) -> Attention[str]:
         """Report the problems that a token with these rights may see. Without a leader, the report has only the
-        members, as this node sees them. Raises NoLeader if the leader does not answer; and if there is none, for tokens
-        that may not read the cluster."""
+        members, as this node sees them. Raises NoLeader if the leader does not answer; or, without a leader, if
+        the token may not read the cluster."""
         try:
             wait_s = self._node.config.http.no_leader_wait_ms / 1000
             rows, more = await self._ask_leader("attention", sorted(rights.globs["read"]), wait_s)

@@ -61,12 +61,13 @@ class BatchService(Service):
         return BatchFailures(rows, str(start + limit) if len(found) == limit else None)
 
     async def seal(self, key: str, by: Actor | None = None) -> Batch[str]:
-        """Seal the batch: no further message can join it. by: puts the change into the audit trail. Raises NotFound."""
+        """Seal the batch: no further message can join it. by: token for an entry in the audit trail; None: no entry.
+        Raises NotFound."""
         return await self._changed(key, "seal", codec.encode_seal(key), by)
 
     async def cancel(self, key: str, by: Actor | None = None) -> Batch[str]:
-        """Begin to cancel the waiting messages of a batch. by: puts the change into the audit trail. Raises
-        NotFound."""
+        """Begin to cancel the waiting messages of a batch. by: token for an entry in the audit trail; None: no entry.
+        Raises NotFound."""
         return await self._changed(key, "cancel", codec.encode_cancel(key), by)
 
     async def _changed(self, key: str, action: str, command: bytes, by: Actor | None) -> Batch[str]:

@@ -32,8 +32,8 @@ _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
 def _unreceivable(ledger: Ledger, ask: ReceiveRequest) -> Conflict | None:
-    """Error of a receive that names a topic with a webhook, or asks a topic with groups for tags; None if the receive
-    may wait."""
+    """Error for a receive that names a topic with a webhook, or asks for tags in a topic with group_concurrency 1;
+    None if the receive may wait."""
     for name in ask.topics:
         topic = ledger.topic(name)
         if topic is not None and topic.settings.webhook is not None:

@@ -1,4 +1,4 @@
-"""Files of this node: hours, snapshots for backups, and the names whose numbers are in the files.
+"""Files of this node: hours, snapshots for backups, and the table of names whose numbers are in the files.
 
 A snapshot (docs/spec/backup.md) is the manifest that a follower would get (Exports). While it is open, none of
 its files is deleted, not even those of hours that are retired meanwhile; so it ends when it is released, or when nobody
@@ -161,7 +161,7 @@ class Files(Service):
         node, checkpoints = self._node, self._node.checkpoints
         wanted = node.raft.applied_index
         if not node.storage.applied_index:
-            checkpoints.bytes_since += 1  # make a checkpoint even of an empty node, if it has none
+            checkpoints.bytes_since += 1  # an empty node without a checkpoint makes one, too
         # Stop when nothing is left to write. An installed snapshot may replace the storage meanwhile.
         while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()

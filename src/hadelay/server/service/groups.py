@@ -18,9 +18,9 @@ from hadelay.ledger.views.describe import describe
 from hadelay.model import NEVER_MS, NONE32, encode_id
 from hadelay.server.service.part import Service
 
-#: Limits: groups in an answer; groups that are examined for an answer; and topics for which the leader is asked for the
-#: longest wait. Then the number of groups that are examined before other tasks of the event loop run, about a
-#: millisecond.
+#: Limit of groups in an answer; limit of groups that are examined for an answer; limit of topics for which the leader
+#: is asked for the longest wait; and number of groups that are examined, for about a millisecond, before other tasks of
+#: the event loop run.
 _MOST, _LOOKED, _TOPICS, _AT_ONCE = 100, 10_000, 1_000, 32
 _Waits = dict[bytes, Wait]
 
@@ -59,7 +59,8 @@ class GroupService(Service):
     def _look(
         self, number: int | None, longest: list[bytes], may: Callable[[str], bool]
     ) -> Generator[None, None, tuple[_Waits, bool]]:
-        """Returns (key of a group → its wait, whether all groups were examined)."""
+        """Find the groups with blocked messages, in slices; if there are too many to examine, also those in `longest`.
+        Returns (key of a group → its wait, whether all groups were examined)."""
         ledger, waits, allowed = self._node.ledger, _Waits(), dict[int, bool]()
 
         def add(key: bytes) -> None:
@@ -84,7 +85,7 @@ class GroupService(Service):
         return waits, False
 
     def _document(self, key: bytes, wait: Wait, now_ms: int) -> GroupOfTopic[str] | None:
-        """Describe a group by its first message; None if that message has ended since."""
+        """Describe a group by its first message; None if that message has ended meanwhile."""
         ledger, head = self._node.ledger, wait.head
         view = None if head is None else describe(ledger, head.id, now_ms)
         if head is None or view is None:

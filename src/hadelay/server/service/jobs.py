@@ -40,7 +40,7 @@ class JobService(Service):
         try:
             topics = [topic for topic, _ in await self._matching(spec)]
         except (NotFound, BadRequest) as error:
-            # pass the refusal on to apply, which refuses a job without topics, too, and remembers that under the
+            # propose the job without topics all the same: apply refuses it, and remembers the refusal under the
             # request_id
             refused = error
         begin = JobBegin(self._node.name, cut_name(by.token), _digest(request_id), topics, spec)

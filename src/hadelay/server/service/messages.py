@@ -92,8 +92,8 @@ class MessageService(Service):
         return msgspec.structs.replace(found, copies=copies or None, published_id=other)
 
     def died_in(self, message_id: int, topic: str) -> str | None:
-        """Name of the topic in which a message died that is now in `topic`, as far as this node knows, if its dead
-        letters still go to `topic`; None for other messages."""
+        """Name of the topic in which a message, now in the dead-letter topic `topic`, died, as far as this node knows;
+        None if the message came from no other topic, or that topic's dead letters no longer go to `topic`."""
         ledger = self._node.ledger
         number = source_of(ledger, message_id)
         source = None if number == NONE32 else ledger.topics[number]
@@ -134,8 +134,8 @@ class MessageService(Service):
 
     async def cancel(self, target: Target, by: Actor | None = None) -> dict[str, str] | None:
         """Cancel a message, and its copies for subscriptions; may be repeated. Returns the outcome by topic and
-        subscription if there are copies. by: puts the change into the audit trail. Raises NotFound, and Conflict whose
-        outcome is leased, acked, expired, dead or partial."""
+        subscription if there are copies. by: token for an entry in the audit trail; None: no entry. Raises NotFound,
+        and Conflict whose outcome is leased, acked, expired, dead or partial."""
         result = await self._change(target, "cancel", commands.encode_cancel(self._node.name, *_named(target)), by)
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
@@ -150,9 +150,9 @@ class MessageService(Service):
         self, target: Target, when_ms: int, relative: bool, by: Actor | None = None, *, expected_ms: int | None = None
     ) -> tuple[int, int, bool, dict[str, str] | None]:
         """Reschedule a message, and its copies for subscriptions; returns (id, deliver_at_ms, whether its group blocks
-        it, outcome by topic and subscription if there are copies). by: puts the change into the audit trail.
-        expected_ms: due time that the message must have. Raises NotFound, Impossible, and Conflict whose outcome is
-        leased, acked, cancelled, expired, dead, moved or partial."""
+        it, outcome by topic and subscription if there are copies). by: token for an entry in the audit trail; None:
+        no entry. expected_ms: due time that the message must have. Raises NotFound, Impossible, and Conflict whose
+        outcome is leased, acked, cancelled, expired, dead, moved or partial."""
         named = _named(target)
         command = commands.encode_reschedule(self._node.name, when_ms, relative, *named, expected_ms=expected_ms)
         result = await self._change(target, "reschedule", command, by)
@@ -166,7 +166,7 @@ class MessageService(Service):
         if outcome is TargetOutcome.MOVED and expected_ms is not None:
             present, expected = (format_instant(at_ms) for at_ms in (int(result.deliver_at_ms[0]), expected_ms))
             detail = f"the message is due at {present}, not at {expected}: it was rescheduled or retried meanwhile"
-            raise Conflict(f"{detail}; look at it again", outcome="moved", deliver_at=present)
+            raise Conflict(f"{detail}; read the message again, then reschedule it", outcome="moved", deliver_at=present)
         if outcome is not TargetOutcome.DONE:
             raise too_late("rescheduled", outcome, outcomes)
         blocked = result.blocked is not None and bool(result.blocked[0])
@@ -251,9 +251,9 @@ class MessageService(Service):
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
     ) -> tuple[list[DeadLetter[str]], bytes | None]:
-        """Returns (dead letters in the order of their deaths, position after which the next page begins). The position
-        is None if there is no next page. after: the position that the page before returned; empty for the first page.
-        Raises NotFound."""
+        """Returns (dead letters in the order in which they died, position after which the next page begins). The
+        position is None if there is no next page. after: the position that the page before returned; empty for the
+        first page. Raises NotFound."""
         await self._confirm(stale)
         node, letters, room = self._node, list[DeadLetter[str]](), _DEAD_PAGE_BYTES
         state = self._topic(topic)
@@ -352,7 +352,7 @@ def _by_topic(
 
 
 def _key(page: ListPage, n: int) -> Key:
-    """Key, in the order of the list, of the message at position `n` of the page."""
+    """Sort key (due time in ms, id) of the message at position `n` of the page."""
     return int(page.due_ms[n]), int(page.rows["first_id"][n])
 
 

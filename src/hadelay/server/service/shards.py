@@ -1,5 +1,5 @@
-"""Services for the shard map: what this shard knows of it, one step of a change, and names that will leave this
-shard."""
+"""Services for the shard map: what this shard knows of it, one step of a change, and the names of
+topics that must stay in this shard."""
 
 import msgspec
 

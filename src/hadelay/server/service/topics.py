@@ -71,8 +71,8 @@ class TopicService(Service):
         return found
 
     async def settings_of(self, name: str, *, stale: bool) -> TopicSettings:
-        """All settings of a topic. stale: as this node knows them, without confirming; unless it does not know the
-        topic. Raises NotFound."""
+        """All settings of a topic. stale: if this node knows the topic, do not confirm that its settings are
+        current. Raises NotFound."""
         if not stale or self._node.ledger.topic(name) is None:
             await self._confirm()
         return self._topic(name).settings

@@ -1,8 +1,8 @@
 """Alerts: calls to a topic's `alert` URL, or to `webhooks.alert_url`, that report messages which became dead letters.
 
-At least once: the ledger keeps how many of a topic's deaths were reported, and a replicated command raises that number
-after a 2xx; each leader tells the rest. One call says how many messages died since the last one and names the first
-hundred; the topic's next call waits for webhooks.alert_interval_ms.
+At least once: the ledger keeps how many of a topic's dead letters were reported, and a replicated command raises that
+number after a 2xx; each leader reports the others. One call says how many messages died since the last one and names
+the first hundred; the topic's next call waits for webhooks.alert_interval_ms.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Alerts:
         self._term = 0
         self._watches: dict[int, _Watch] = {}
         #: Position at the end of the list of dead letters at the take-over; and highest topic number up to which topics
-        #: were searched for unreported deaths. For topics up to that number that are not in `_watches`, all earlier
-        #: deaths are reported.
+        #: were searched for unreported dead letters. For topics up to that number that are not in `_watches`, all
+        #: earlier dead letters are reported.
         self._since, self._looked_at = b"", -1
 
     def on_leader(self, term: int) -> None:
@@ -76,7 +76,7 @@ class Alerts:
         self._look_at(term, iter(sorted(self._node.ledger.topics.died)))
 
     def _look_at(self, term: int, numbers: Iterator[int]) -> None:
-        """Look for deaths that no alert has reported; some topics per turn of the event loop."""
+        """Search for dead letters that no alert has reported; some topics per turn of the event loop."""
         if term != self._term:
             return
         some = list(islice(numbers, TOPICS_AT_ONCE))
@@ -89,7 +89,7 @@ class Alerts:
             self._node.runtime.call_soon(self._look_at, term, numbers)
 
     def _now(self) -> bytes:
-        """Position behind all present dead letters: later deaths come after it."""
+        """Position after all present dead letters; messages that die later come after this position."""
         return struct.pack(">QQ", self._node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
@@ -129,7 +129,7 @@ class Alerts:
         letters: Generator[None, None, Letters],
     ) -> None:
         """Search for the dead letters that an alert has to name, one slice per turn of the event loop; then send the
-        alert. It reports the topic's deaths up to the count `upto`, which are before position `end`."""
+        alert. It reports the topic's dead letters up to the count `upto`, which are before position `end`."""
         if term != self._term:
             return
         try:
@@ -205,5 +205,5 @@ class Alerts:
 
 
 def untold(topic: TopicState) -> int:
-    """Number of deaths in the topic that no alert has reported."""
+    """Number of dead letters of the topic that no alert has reported, deleted and redriven ones included."""
     return topic.settled[Event.DEAD] - topic.alerted

@@ -195,7 +195,7 @@ class Pool:
             self._turns.append(queue)
 
     def _may_call(self, job: CallJob) -> bool:
-        """Whether the job may be called about: its grant is committed, or no other node can have led since the grant.
+        """Whether the job's call may begin: the grant is committed, or no other node can have led since the grant.
         In interval mode messages are fetched before their grants are committed: if this node stood still since then,
         the next leader may have handed out the same messages."""
         node, (term, seq, *_) = self._node, job.lease

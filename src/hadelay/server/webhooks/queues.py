@@ -34,9 +34,9 @@ _MOST_LEASES = 1_000
 _MOST_BYTES = 256 << 10
 #: Pause before outcomes whose proposal failed are proposed again, in seconds.
 _AGAIN_S = 0.05
-#: Margin in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
+#: Margin in ms: the duration of a lease is the timeouts of two calls in a row, plus this margin.
 _MARGIN_MS = 5_000
-#: Time in seconds that a lease has to last beyond the timeout of its call, so that the outcome can be reported.
+#: Minimum time in seconds from the timeout of a call to the end of the lease, so that the outcome can be reported.
 _REPORT_S = 2.0
 #: Limit in ms of the wait that a Retry-After may ask for; a longer wait is possible only if the topic's backoff has
 #: one. A receiver's own limits may need longer waits than a short backoff.
@@ -210,8 +210,8 @@ class Reports:
         self._waiting: dict[Verdict, list[Report]] = {}
         self._in_flight = 0
         self._resting = False
-        #: Number of leases that were lost before the outcome of their call was committed: these messages are called
-        #: about again.
+        #: Number of leases that were lost before the outcome of their call was committed: each message gets
+        #: another call.
         self.lost = 0
 
     @property
