@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
     from hadelay.ledger.topics.topics import TopicState
 
-#: Limit of messages that are offered but not granted yet.
+#: Limit of messages that are offered to polls, but neither granted nor refused yet.
 OFFERED = 1 << 16
 
 
@@ -88,7 +88,7 @@ class Dispatcher(LedgerListener):
         self.matcher = Matcher(self.windows, self.waiting)
         self.scans = Scans(self.windows, self._damaged)
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
-        #: Cluster time in ms before which no message is handed out: the time that the previous leader reached.
+        #: Cluster time in ms before which no message is handed out: the previous leader's dispatch cursor.
         self.resume_ms = 0
         #: Cluster time in ms by which the caller has to call `advance` again, as the last `advance` returned it.
         self._next_ms = 0

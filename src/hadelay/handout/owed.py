@@ -50,7 +50,7 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def fewer(self, hour: int, count: int) -> bool:
-        """Whether the hour has blocked entries, and has fewer than `count` open entries that are not blocked."""
+        """Whether the hour has blocked entries, and its other open entries are fewer than `count`: faster to search."""
         found = self.ledger.hours.get(hour)
         if found is None or not found.blocked:
             return False

@@ -16,7 +16,7 @@ from hadelay.errors import HadelayError
 
 U32 = NDArray[np.uint32]
 
-#: Phases of a poll: it waits; it is proposed (its grant is under way, or its waiting time is over); it is answered.
+#: Phases of a poll: it waits for messages; its grant is proposed, or its waiting time is over; it is answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
 #: Limits of the remembered consumers: number of pairs (consumer, topics), and number of topic names in all pairs.
 #: Beyond them, the oldest pairs are forgotten.

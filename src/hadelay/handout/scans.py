@@ -32,7 +32,7 @@ _READ_COST = 64
 #: Limit of slices that a new leader scans before its first hand-out, to find the messages that fell due while there
 #: was no leader. The leader scans all later slices between hand-outs.
 _HEAD_START = 8
-#: Limit of rows per second that a new leader's first scan keeps in memory; later scans find the others.
+#: Limit of rows of one second that a new leader's first scan keeps in memory; later scans find the others.
 _CATCH_UP_ROWS = 1 << 18
 
 

@@ -106,7 +106,7 @@ class Windows:
         window.closed = True
 
     def _separate(self, topic: TopicTurn, on: bool) -> None:
-        """Begin to keep a topic's overdue messages in windows of their own, or end it. on: whether to begin."""
+        """Keep a topic's overdue messages in windows of their own (`on`), or with its other messages (not `on`)."""
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
@@ -128,8 +128,8 @@ class Windows:
         return np.asarray(due >= topic.overdue_before_ms)
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """Put due entries of an hour into their topics' windows. second: under which the index lists them, since
-        1970."""
+        """Put due entries of an hour into their topics' windows. second: the second (since 1970) under which
+        the index lists the entries."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)

@@ -61,7 +61,7 @@ class Membership(RaftPart):
         #: one with the removal's entry, and so the only possible leader.
         self.electable = self.votes or any(m.voter and m.name == self.name for m in self.applied_list[1])
         self.names = [member.name for member in self.members]
-        #: Names of members that were added later, so are not founders.
+        #: Names of the members that were added after the cluster was founded.
         self.joined = frozenset(member.name for member in self.members if member.joined)
 
     @property

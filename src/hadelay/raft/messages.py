@@ -45,7 +45,8 @@ class Greeting(NamedTuple):
     incarnation: int
     admitted: bool
     boot: int
-    #: Term and index of the sender's last log entry when its process started.
+    #: Term and index of the sender's last log entry when its process started. If they are lower than entries that it
+    #: acknowledged before, its disk was rewound.
     term: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 

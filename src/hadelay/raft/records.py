@@ -67,7 +67,7 @@ class SegmentHeader:
     incarnation: int
     #: Durable position (segment, offset): all bytes before it were synced when this segment was begun.
     durable: tuple[int, int]
-    #: Index of a snapshot that was being installed, or 0.
+    #: Index of the snapshot that was being installed when this segment was begun; 0: none.
     installing: int
     group: int
     cluster_id: str

@@ -35,7 +35,7 @@ class Replication(RaftPart):
         self._members, self._elections, self._admission, self._snapshots = members, elections, admission, snapshots
         #: Term that this node leads, or led last; the node's current term may be later.
         self.term = 0
-        #: Number of the last heartbeat round. An answer to it confirms that this node led when it was sent.
+        #: Number of the last heartbeat round. An answer confirms that this node led when it sent that round.
         self.round = 0
         self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
         #: Waiting linearizable reads, as (heartbeat round to be answered, commit index, done); and reads that wait

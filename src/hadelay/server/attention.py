@@ -330,8 +330,7 @@ class Attention:
                 add("bad", words, state.missed + state.refused, state.last)
 
     def _dead(self, ring: tuple[Made, ...], now_ms: int) -> list[Made]:
-        """The newest of the schedule's messages if they are dead letters: newest first, up to the first message that
-        ended otherwise."""
+        """The schedule's dead letters, newest first, that are newer than its last message that ended otherwise."""
         dead = list[Made]()
         for made in reversed(ring):
             entry = find_entry(self._ledger, made.id)

@@ -28,8 +28,8 @@ _INTERVAL_S = 1.0
 _IMPATIENT_S = 0.1
 #: Time, in seconds, after the last note of a peer from which the peer no longer counts as live.
 _LIVE_S = 3.0
-#: Tolerance in seconds: by this much, a reading of this node's clock that a peer sends back may be ahead of the clock
-#: itself.
+#: Tolerance in seconds: a reading of this node's clock that a peer sends back is ignored if it is ahead of the clock by
+#: more than this.
 _DRIFTED_S = 0.01
 #: Limit of the round trip of a wall clock reading, in seconds, beyond which the reading is ignored: it may be off by
 #: half of its round trip.

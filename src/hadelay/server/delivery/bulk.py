@@ -31,7 +31,7 @@ _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
 #: Pause, in seconds, after which jobs are examined again if all of them wait for their rates, or for disk space.
 _LOOK_S = 0.1
 #: Actions that copy no records, so that they need no disk space; jobs with other actions wait while a node has too
-#: little of it.
+#: little disk space.
 _FREES = ("cancel", "delete_dead")
 #: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0

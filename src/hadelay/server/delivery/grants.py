@@ -208,7 +208,7 @@ class Grants:
         return poll
 
     def decided(self, offer: Offer) -> Poll:
-        """The poll that gets the answer after the outcome of the offer's grant is known."""
+        """Returns the poll to answer, now that the outcome of the offer's grant is known."""
         poll = self.current(offer.poll)
         if poll.phase == DONE:
             self._close(poll)

@@ -43,7 +43,7 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Commands that may stop a topic's hand-outs. AUDITED is among them, because it may contain one of the others.
+#: Commands that may stop a topic's hand-outs. AUDITED is among them, because it contains another command.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: Longest sleep between two turns of the loop, in seconds: timers cannot run for any length, and one turn per hour
 #: costs nothing.

@@ -42,7 +42,7 @@ class Handout:
 
     def __init__(self, grants: Grants) -> None:
         self.grants, self.term = grants, grants.term
-        #: Monotonic time before which nothing is proposed.
+        #: Monotonic time before which no grant is proposed: a pause after a failure.
         self.resting_until = 0.0
 
     @property

@@ -66,8 +66,7 @@ class ScheduleRunner:
         #: First and last agenda key of the schedules that fire with the short lead time, because their messages must
         #: not overlap, or because they have finished and are removed then. If there are none, the first key is larger.
         self._close, self._left = _COMPUTED, b""
-        #: Agenda key up to which schedules are handled whose next occurrence is still to be computed; None: there are
-        #: none.
+        #: Agenda key up to which schedules without a computed next occurrence are handled; None: there are none.
         self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
@@ -80,7 +79,7 @@ class ScheduleRunner:
         self._uncounted = False
         #: Names of schedules whose pattern or time zone this node did not know at the last attempt.
         self.invalid: set[str] = set()
-        #: Agenda keys of these schedules, as an ordered set.
+        #: Agenda keys of the schedules in `invalid`, as an ordered set.
         self._invalid_keys: dict[bytes, None] = {}
         self._retry_invalid_ms = NEVER_MS
         #: Key of table `sched` from which on next occurrences are still to be recomputed, because this node's tzdata is

@@ -119,8 +119,8 @@ class ConsumerService(Service):
         return [number for number in np.unique(topics).tolist() if may(every[number].name)]
 
     def _note(self, found: dict[str, _Found], events: np.ndarray, topics: np.ndarray) -> None:
-        """Note, for the consumers of these events, the topics and the last failure. The events are in the order of
-        time."""
+        """Add the topics and the last failures in these events to their consumers in `found`. The events are in the
+        order of time."""
         ledger = self._node.ledger
         rows = zip(
             events["consumer"].tolist(),

@@ -158,7 +158,7 @@ class DueCounts:
         return [ledger.topics[number].name for number in best.tolist() if totals[number] > 0]
 
     def _fresh(self) -> Ledger:
-        """The node's present ledger. Forgets the counts of the ledger before, if a snapshot has replaced it."""
+        """The node's present ledger. If a snapshot has replaced the ledger, forgets the counts of the earlier one."""
         ledger = self._replica.ledger
         if self._ledger is not ledger:
             self._ledger, self._settled = ledger, OrderedDict()
@@ -232,8 +232,8 @@ class _Buckets:
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        # Hours that are not wanted map to False: those below `lowest` or above `highest` to the first or last element,
-        # which is False.
+        # Entries of hours that are not wanted are not counted. The first and the last element of `wanted`, which are
+        # False, stand for all hours below `lowest` and above `highest`.
         chosen = wanted.take(at - (lowest - 1), mode="clip")
         if topic is not None:
             chosen &= topics == topic

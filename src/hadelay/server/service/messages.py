@@ -49,7 +49,7 @@ from hadelay.model import Retry as PendingRetry
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
-#: Limits of bytes of records: read before other tasks of the event loop run, and on one page.
+#: Limits, in bytes, of the records that are read before other tasks of the event loop run, and of those on one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
 #: Number of topics whose names are tested before other tasks of the event loop run.
 _TOPICS_AT_ONCE = 1_000

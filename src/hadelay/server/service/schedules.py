@@ -63,7 +63,7 @@ class ScheduleService(Service):
         if OVERLAPS[spec.overlap] == "wait" and (topic is None or topic.settings.group_concurrency != 1):
             what = f"hadelay topic set {spec.topic} --group-concurrency 1"
             raise Impossible(f"overlap: wait needs a topic with group_concurrency 1: {what}")
-        # Leave the draft's group out: it is in the meta, too, and apply takes it from there.
+        # Leave the draft's group out: the group is in the meta, too, and apply takes it from there.
         template = encode_publish(self._node.name, [replace(draft, group=None)])
         found = schedules.find(ledger, name)
         if found is None or found.stored.spec != spec:
