@@ -1,5 +1,5 @@
 """Messages whose group has no token of its rate (grouprate.py) leave their windows, and come back when the group has a
-token. Between the two, they rest."""
+token. In between, the code says that they rest."""
 
 import numpy as np
 

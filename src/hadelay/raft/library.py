@@ -180,7 +180,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self.left = ""
         #: Index of the no-op entry that began the term which this node leads, or led last.
         self.no_op = 0
-        #: Name → library node of this node, and of every node that sends frames, voter or not.
+        #: Name → PySyncObj's node object of this node, and of every node that sends frames, voter or not.
         self.members = _Members()
         #: Index of the last entry that is known to be committed.
         self.commit_index = journal.base_index

@@ -240,7 +240,7 @@ class Patrol:
 
 
 def _next(pieces: Iterator[int]) -> int | list[DamagedFile]:
-    """Number of bytes of the next piece of a file that was checked; after the last piece, the damages of the file."""
+    """Check the next piece of a file. Returns its number of bytes; after the last piece, the damages of the file."""
     try:
         return next(pieces)
     except StopIteration as end:

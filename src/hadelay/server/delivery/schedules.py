@@ -29,7 +29,7 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages that schedules make per second. If many schedules are due at the same time, their messages are made
 #: earlier, by the time that this takes.
 PACE = 2_000
-#: Limit, in seconds, of the delay by a commit or a search that is made up for afterwards: messages are then made faster
+#: Limit, in seconds, of the time lost by commits and searches that is made up for: until then, messages are made faster
 #: than PACE.
 _SLACK_S = 0.1
 #: Length, in ms, of the period ahead in which due schedules are counted; and pause between two counts, in ms.
@@ -60,7 +60,7 @@ class ScheduleRunner:
         self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
         self._alarm = term.alarm(self._look)
         #: Key of the agenda (schedules by next occurrence) up to which schedules are handled with the full lead time. A
-        #: search from an earlier key would pass over all schedules that were fired since the last checkpoint, which
+        #: search from an earlier key would read and skip schedules that were fired since the last checkpoint, which
         #: costs some microseconds each.
         self._ahead = _COMPUTED
         #: First and last agenda key of the schedules that fire with the short lead time, because their messages must

@@ -21,7 +21,7 @@ from hadelay.server.service.part import Service, once_begun
 
 #: Time in seconds for which a change of the members is retried that was refused for a temporary reason.
 _CHANGE_S = 5.0
-#: Limit of the number of committed entries that a node may still have to apply and yet counts as ready.
+#: Limit of committed entries that a node has not applied yet; a node with more of them does not count as ready.
 _MAX_LAG = 10_000
 
 
@@ -225,7 +225,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
             f"{lag} entries to apply" if lag else "every entry is applied",
             f"{lag} entries behind what is committed",
         ),
-        # A rolling restart waits for this: until the restarted node is admitted, no other node may be missing.
+        # A rolling restart waits until the restarted node is admitted: before that, no other node may be missing.
         (
             "admitted",
             raft.journal.admitted,

@@ -161,7 +161,7 @@ class Files(Service):
         node, checkpoints = self._node, self._node.checkpoints
         wanted = node.raft.applied_index
         if not node.storage.applied_index:
-            checkpoints.bytes_since += 1  # an empty node without a checkpoint makes one, too
+            checkpoints.bytes_since += 1  # an empty node without a checkpoint makes one, too.
         # Stop when nothing is left to write. An installed snapshot may replace the storage meanwhile.
         while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()

@@ -67,7 +67,7 @@ Resolve = Callable[[str, int], Awaitable[list[AddrInfoType]]]
 
 
 class Endpoint(NamedTuple):
-    """Server to which a connection leads, and whether with the client certificate."""
+    """Server to which a connection leads, and whether the connection uses the client certificate."""
 
     host: str
     port: int
