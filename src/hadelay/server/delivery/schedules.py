@@ -29,8 +29,8 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages that schedules make per second. If many schedules are due at the same time, their messages are made
 #: earlier, by the time that this takes.
 PACE = 2_000
-#: Limit, in seconds, of the time lost by commits and searches that is made up for: until then, messages are made faster
-#: than PACE.
+#: No messages are made during commits and searches. Limit, in seconds, of such time that is made up for afterwards, by
+#: making messages faster than PACE.
 _SLACK_S = 0.1
 #: Length, in ms, of the period ahead in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
