@@ -1,4 +1,5 @@
-"""The door for AWS SDKs: adds routes, reads the body, checks who asks, relays to the leader, and answers errors.
+"""The endpoint for AWS SDKs (door): adds routes, reads the body, checks the signature, relays to the leader, and writes
+errors in AWS's form.
 
 Each AWS service is a `Protocol`, which says how it writes an error; its handlers get an `Ask`. They raise HadelayError:
 an AwsError has the code of AWS, and the code of any other error is looked up.
@@ -31,19 +32,19 @@ from hadelay.rules.access import RequestRights
 from hadelay.server.service.node import NodeService
 from hadelay.settings.node import HttpConfig
 
-#: Headers that belong to one connection, or that the relaying node sets anew.
+#: Headers that a relayed request does not take over: they belong to one connection, or the relaying node sets its own.
 _HOP = {"connection", "content-length", "transfer-encoding", "expect", "keep-alive", "te", "via", "accept-encoding"}
 _OWN_HEADERS = frozenset({"host", *_HOP})
-#: Header with the name of the node that relays a request. Not Via, which proxies of clients send, too.
+#: Header with the name of the node that relays a request. Not Via: proxies of clients send Via, too.
 _RELAYED_BY = "X-Relayed-By"
-#: Header of all answers of a door.
+#: Header with the id of the request, which all answers to AWS SDKs have.
 _REQUEST_ID = "x-amzn-RequestId"
-#: Header with the code of an error, in APIs of the kind REST JSON.
+#: Header with AWS's error code, in AWS APIs of the protocol REST JSON.
 ERROR_TYPE = "x-amzn-ErrorType"
 
 
 class Ask(NamedTuple):
-    """A request of an SDK whose signature is checked."""
+    """A request of an AWS SDK. Its signature has been checked."""
 
     call: Call
     access: RequestRights
@@ -68,7 +69,7 @@ class Ask(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port by which the client came."""
+        """Scheme, host and port at which the client reached this node."""
         proxied = _first(self.headers.get("X-Forwarded-Proto")).lower()
         scheme = "https" if self.call.context.tls is not None or proxied == "https" else "http"
         return f"{scheme}://{self._host or self.limits.listen}"
@@ -79,18 +80,20 @@ class Ask(NamedTuple):
 
     @property
     def retry_key(self) -> bytes | None:
-        """Idempotency key of the request: SDKs repeat this header in all tries of one call. None without the header."""
+        """Idempotency key of the request, from a header that an SDK repeats in all tries of one call; None without this
+        header."""
         invocation = self.headers.get("amz-sdk-invocation-id", "")
         return f"aws {invocation}".encode() if 0 < len(invocation) <= 128 else None
 
     async def publish(self, drafts: list[Draft], key: bytes | None) -> Receipts:
-        """key: idempotency key of the request. Raises HadelayError."""
+        """Publish the messages. key: idempotency key of the request. Raises HadelayError."""
         sender = self.access.actor.token
         found: Receipts = await answered(lambda done: self.service.publish(drafts, key, done, sender))
         return found
 
     def may_any(self, topic: str) -> bool:
-        """Whether the caller has any scope for the topic, and so may know that it exists."""
+        """Whether the caller's token has any scope for the topic; without one, the caller must not see that the topic
+        exists."""
         return any(self.access.may(scope, topic) for scope in SCOPES)
 
     def need_any(self, topic: str) -> None:
@@ -99,12 +102,12 @@ class Ask(NamedTuple):
 
     @property
     def relayed_by(self) -> str:
-        """Name of the node that relayed this request; "" if an AWS client sent it. A node can follow a redirect to the
-        leader; an AWS client cannot."""
+        """Name of the node that relayed this request; "" if the request came from an AWS client. Unlike an AWS client,
+        a node can follow a redirect to the leader."""
         return self.headers.get(_RELAYED_BY, "")
 
     async def relay(self, leader: Leader, wait_ms: int) -> Answer:
-        """Send the request to the leader as it came, with its signature, and return the leader's answer."""
+        """Send the unchanged request to the leader, with the client's signature, and return the leader's answer."""
         call = self.call
         headers = {name: text for name, text in self.headers.items() if name.lower() not in _OWN_HEADERS}
         headers.setdefault(FORWARDED_HOST, self.headers.get("Host", ""))
@@ -113,13 +116,13 @@ class Ask(NamedTuple):
             leader, call.request.method, call.target, self.body, headers, wait_ms, names=tuple(headers)
         )
         answer = await call.context.polls.run(asked)
-        if answer.status == HTTPStatus.NOT_FOUND:  # a door answers a receive with no such status
+        if answer.status == HTTPStatus.NOT_FOUND:  # a node that serves AWS SDKs never answers a receive with 404
             raise _no_door(leader.name)
         return answer
 
     async def forward(self, to: Destination) -> Answer:
-        """Send the request to another shard as it came, with its signature, and return the shard's answer. Raises
-        HadelayError."""
+        """Send the unchanged request to another shard, with the client's signature, and return the shard's answer.
+        Raises HadelayError."""
         call = self.call
         head = forward_head(
             call.request.method, call.target, call.request.raw_headers, self.service.node, host=self._host
@@ -133,8 +136,8 @@ class Ask(NamedTuple):
         return answer._replace(headers=headers)
 
     async def part(self, to: Destination) -> Any:
-        """The document with which another shard answers the request; None for an answer without one. Raises
-        HadelayError, also for a refusal."""
+        """Send the request to another shard; returns the JSON document of its answer, or None if the answer has no
+        body. Raises HadelayError, also if the shard refuses the request."""
         answer = await self.forward(to)
         document: Any = msgspec.json.decode(answer.body) if answer.body else None
         if answer.status < HTTPStatus.BAD_REQUEST:
@@ -143,7 +146,8 @@ class Ask(NamedTuple):
         raise AwsError(code, document.get("message") or document["Message"], answer.status)
 
     async def parts(self, to: Iterable[Destination]) -> list[Any]:
-        """What several shards answer: of each the document, or its error."""
+        """Send the request to several shards; returns, for each shard, the JSON document of its answer, or its
+        error."""
         return await all_parts([self.part(one) for one in to])
 
 
@@ -152,7 +156,8 @@ def _no_door(where: str) -> Overloaded:
 
 
 def whole(found: Iterable[Any]) -> list[Any]:
-    """The documents of several shards. Raises the error of a shard without one; an unknown outcome goes first."""
+    """The JSON documents of all shards, as `parts` returns them. If there are errors, raises one; an error that leaves
+    the outcome unknown goes first."""
     found = list(found)
     errors = [one for one in found if isinstance(one, HadelayError)]
     if errors:
@@ -161,12 +166,14 @@ def whole(found: Iterable[Any]) -> list[Any]:
 
 
 def _first(values: str | None) -> str:
-    """First value in a header, which the first of several proxies wrote."""
+    """First value of a header. If several proxies have added values, the first one is of the proxy next to the
+    client."""
     return (values or "").partition(",")[0].strip()
 
 
 def new_id() -> str:
-    """An id for the log of a client, which nobody has to be unable to guess. UUIDs from the system cost 20 µs more."""
+    """A random id of the request, for logs. It may be easy to guess, so it need not be a UUID from the system, which
+    costs 20 µs more."""
     return f"{getrandbits(128):032x}"
 
 
@@ -174,14 +181,15 @@ Handler = Callable[[Ask], Awaitable[Answer]]
 
 
 class Protocol(NamedTuple):
-    """How an AWS service writes its errors. codes: its own codes for our errors."""
+    """How an AWS service writes its errors. codes: the service's own error codes, by classes of hadelay's errors."""
 
     refusal: Callable[[Call, AwsError], Answer]
     codes: Codes
 
 
 class Door:
-    """Routes of the doors. Add services with `add`. signatures: finds the rights of signed requests."""
+    """Routes of the AWS services, added with `add`. signatures: checks the signatures of requests, and finds the rights
+    of their tokens."""
 
     def __init__(self, signatures: Signatures) -> None:
         self._signatures, self.routes = signatures, Routes()
@@ -189,7 +197,7 @@ class Door:
     def add(
         self, protocol: Protocol, name: str, method: str, path: str, handler: Handler, *, short: bool = False
     ) -> None:
-        """Add a route. name: of the route, in metrics. short: see Route."""
+        """Add a route. name: name of the route in metrics. short: see Route."""
         self.routes.add(
             method,
             path,
@@ -210,7 +218,7 @@ class Door:
             access = self._signatures.signed(SignedRequest(request.method, call.target, request.headers, body))
             answer = await handler(Ask(call, access, body))
         except Misdirected as error:
-            del error.extra["nodes"]  # for the node that forwarded the request: it has the addresses in its own map
+            del error.extra["nodes"]  # the node that forwarded the request uses the addresses in its own shard map
             answer = answers.refusal(error)
         except HadelayError as error:
             context.denials.note(name, error)

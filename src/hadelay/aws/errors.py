@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from hadelay import errors as ours
 from hadelay.errors import HadelayError, shortened
 
-#: Codes that all AWS services share, by the class of the error. Any other error with a status of 500 or more is an
-#: InternalFailure, which SDKs retry; any other refusal is a ValidationException.
+#: Class of an error of hadelay → AWS's code and HTTP status, the same for all AWS services. Any other error with a
+#: status of 500 or more is an InternalFailure, which SDKs retry; any other refusal is a ValidationException.
 _COMMON: dict[type[HadelayError], tuple[str, int]] = {
     ours.Unauthorized: ("IncompleteSignature", 403),
     ours.Forbidden: ("AccessDeniedException", 403),
@@ -19,7 +19,7 @@ _COMMON: dict[type[HadelayError], tuple[str, int]] = {
 
 
 class AwsError(HadelayError):
-    """A refusal with a code of AWS. status: the HTTP status; 400 for an error of the caller."""
+    """A refusal with an error code of AWS. status: HTTP status; 400 for an error of the caller."""
 
     def __init__(self, code: str, detail: str, status: int = 400) -> None:
         super().__init__(detail)
@@ -31,12 +31,13 @@ class AwsError(HadelayError):
         return shortened(self.detail)
 
 
-#: Codes of one AWS service for classes of our errors, all with the status 400.
+#: Class of an error of hadelay → code of one AWS service, always with the HTTP status 400.
 Codes = Mapping[type[HadelayError], str]
 
 
 def translated(error: HadelayError, own: Codes) -> AwsError:
-    """The error of AWS for one of ours. own: codes of the service, which go before those that all services share."""
+    """Translate an error of hadelay to AWS's. own: codes of the service; they take precedence over the codes of all
+    services."""
     if isinstance(error, AwsError):
         return error
     code, status = ("InternalFailure", 500) if error.http_status >= 500 else ("ValidationException", 400)

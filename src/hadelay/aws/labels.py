@@ -1,6 +1,7 @@
-"""Labels of topics at the doors: the tags of a queue or of a group of schedules, and what the doors note themselves.
+"""Labels of topics that AWS services use: tags of a queue or of a schedule group, and values that the services keep for
+themselves.
 
-The names of the latter begin with `aws:`, as no tag of a user may.
+The names of the latter values begin with `aws:`, as no tag of a user may.
 """
 
 import time
@@ -15,7 +16,7 @@ CREATED, CHANGED = f"{OWN}CreatedTimestamp", f"{OWN}LastModifiedTimestamp"
 
 
 def check_tags(tags: Mapping[str, str], before: Iterable[str] = ()) -> dict[str, str]:
-    """Labels for tags. before: names of the tags that are there. Raises AwsError."""
+    """Labels of a topic for these tags. before: names of the tags that the topic has already. Raises AwsError."""
     for name, text in tags.items():
         if not 0 < len(name) <= _NAME or len(text) > _VALUE or name.startswith(OWN):
             what = f"Tags: {name[:80]!r}: 1 to {_NAME} characters, not beginning with {OWN}; a value up to {_VALUE}"
@@ -30,6 +31,6 @@ def tags_of(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def times(*, new: bool) -> dict[str, str]:
-    """Labels with the time of a change, in seconds since 1970. new: whether the change is the creation."""
+    """Labels with the time of a change, in Unix seconds. new: whether the change creates the topic."""
     now = str(int(time.time()))
     return {CREATED: now, CHANGED: now} if new else {CHANGED: now}

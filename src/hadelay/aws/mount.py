@@ -1,4 +1,4 @@
-"""Mounts the doors: which AWS services a node speaks, and at which paths."""
+"""Mounts the AWS endpoints: which AWS services a node serves, and at which paths."""
 
 from hadelay.aws import scheduler, sqs
 from hadelay.aws.door import Door
@@ -8,7 +8,7 @@ from hadelay.server.service.node import NodeService
 
 
 def doors(service: NodeService, *, tokens: bool) -> Routes:
-    """Routes of all doors. tokens: whether requests need a token."""
+    """Routes of all AWS services. tokens: whether requests need a token."""
     door = Door(Signatures(service.access, required=tokens))
     sqs.mount(door)
     scheduler.mount(door)

@@ -1,5 +1,6 @@
-"""Operations of an AWS service: functions of an Ask and of a document, which is a msgspec type with AWS's names of
-members. An operation returns the answer's document; None for an empty one; or an Answer that another node has made.
+"""Operations of an AWS service. An operation is a function of the request (Ask) and of its JSON document, which is a
+msgspec type with AWS's names of members. It returns the answer's document; None for an empty one; or an Answer that
+another node has made.
 
 With several shards, an operation belongs to the shard of the queue or task that its document names, which answers it
 whole. An operation `over` shards is carried out in the node that was asked, which has other shards do their parts.
@@ -18,17 +19,18 @@ from hadelay.words import plain
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 Run = Callable[[Ask, Any], Awaitable[Any]]
-#: Carries out an operation over several shards. It gets the function that carries out the operation in this one.
+#: Function that carries out an operation over several shards. Its first argument carries out the operation in this
+#: shard.
 Over = Callable[[Run, Ask, Any], Awaitable[Any]]
 
 
 class Document(msgspec.Struct):
-    """Document of a request."""
+    """JSON document of a request."""
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The topic or the job to whose shard the request belongs, as variables of a path; {} if it belongs to no
-        single shard. Raises AwsError."""
+        """Topic or job of the request, named as the path variables of routes (`topic`, `job`): it decides which shard
+        the request belongs to. {} if the request belongs to no single shard. Raises AwsError."""
         return {}
 
 
@@ -38,7 +40,8 @@ class Operation(NamedTuple):
     over: Over | None = None
 
     async def carry_out(self, ask: Ask, document: Document) -> Any:
-        """Run the operation, or have other shards do so. Raises HadelayError."""
+        """Run the operation here, forward it to the shard that it belongs to, or run it over all shards. Raises
+        HadelayError."""
         if ask.router.here is not None:
             to = ask.router.of(document.names, ask.headers.get(SHARD))
             if to is not None:
@@ -49,13 +52,15 @@ class Operation(NamedTuple):
 
 
 class Operations:
-    """Operations of a service, by their names, or by method and path with a blank between them."""
+    """Operations of a service. The key is the name of the operation in SQS; in EventBridge Scheduler, method and path
+    with a blank between them."""
 
     def __init__(self) -> None:
         self.all: dict[str, Operation] = {}
 
     def add(self, name: str, kind: type[Document], over: Over | None = None) -> Callable[[F], F]:
-        """Declare an operation: a decorator of the function that runs it. kind: type of the request's document."""
+        """Decorator that declares an operation, for the function that runs it. kind: type of the request's document.
+        over: see Over."""
 
         def declare(run: F) -> F:
             self.all[name] = Operation(kind, run, over)
@@ -65,13 +70,14 @@ class Operations:
 
 
 async def everywhere(run: Run, ask: Ask, document: Document) -> list[Any]:
-    """What all shards answer, this one first: of each the document, or its error."""
+    """Run an operation in this shard, and send the request to all other shards; returns, for each shard, its document
+    or its error, this shard first."""
     return await all_parts([run(ask, document), *map(ask.part, ask.router.others())])
 
 
 def decoded(read: Callable[[], Any], wrong: Callable[[str, str], AwsError], unreadable: str) -> Any:
-    """Read a request's JSON document with `read`. wrong: makes the error from a member's name and what is wrong with
-    it. unreadable: AWS's error code for a body that is no JSON. Raises AwsError."""
+    """Read a request's JSON document with `read`. wrong: makes the error for an invalid member, from its name and the
+    decoder's error text. unreadable: AWS's error code for a body that is no JSON. Raises AwsError."""
     try:
         return read()
     except msgspec.ValidationError as error:

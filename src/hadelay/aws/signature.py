@@ -1,4 +1,4 @@
-"""Checks requests that AWS SDKs sign (Signature Version 4), and finds the rights of their tokens.
+"""Checks the signatures of requests from AWS SDKs (Signature Version 4), and finds the rights of their tokens.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
@@ -30,11 +30,11 @@ from hadelay.rules.access import UNRESTRICTED, RequestRights
 from hadelay.server.service.node import TokenService
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
-#: Longest time between the signature and the check of a request, in ms, either way.
+#: Largest difference between the time of the signature and cluster time, in ms, in either direction.
 MAX_SKEW_MS = 300_000
-#: Limits: characters of an Authorization header, and signed headers.
+#: Limits: characters of an Authorization header, and number of signed headers that it names.
 _MAX_HEADER, _MAX_SIGNED = 2_048, 64
-#: Limits of a node's cache of signing keys, and of its cache of rights.
+#: Limits of entries in a node's caches: signing keys, and rights of tokens.
 _MAX_KEYS, _MAX_RIGHTS = 1_024, 1_024
 _AUTHORIZATION = re.compile(
     rf"{_ALGORITHM} +Credential=(?P<id>[^/,\s]{{1,128}})/"
@@ -43,11 +43,11 @@ _AUTHORIZATION = re.compile(
     re.ASCII,
 )
 _DATE = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
-#: Services whose requests are taken; they are part of the signing key.
+#: Names of the AWS services that a node serves, as a signature names them.
 _SERVICES = ("sqs", "scheduler")
-#: Header with the host by which the client came, of a request that a proxy or another node passed on.
+#: Header in which a proxy or another node passes on the Host header of the client's own request.
 FORWARDED_HOST = "X-Forwarded-Host"
-#: Headers with this prefix must be signed; proxies and load balancers add none of them.
+#: Prefix of headers that must be signed: proxies and load balancers do not add headers with this prefix.
 _SIGNED_PREFIX = "x-amz-"
 #: Characters that percent-encoding leaves as they are (RFC 3986, unreserved): in a path; and in a name or value of a
 #: query.
@@ -55,7 +55,7 @@ _PATH_SAFE, _QUERY_SAFE = "/-_.~", "-_.~"
 
 
 class NotSigned(AwsError, Unauthorized):
-    """A request whose signature is missing or wrong. reason: see http/access.py."""
+    """The signature of a request is missing or wrong. reason: reason in logs and metrics (http/access.py)."""
 
     def __init__(self, code: str, detail: str, reason: str, status: int = HTTPStatus.FORBIDDEN) -> None:
         super().__init__(code, detail, status)
@@ -76,11 +76,12 @@ class SignedRequest(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The parts of an Authorization header."""
+    """Parts of an Authorization header: what a client claims about its signature, before the check."""
 
     key_id: str
-    #: Day, region and service of the signing key, as 20261120/hadelay/sqs/aws4_request; and the service alone.
+    #: Scope of the signing key: day, region and service, as 20261120/hadelay/sqs/aws4_request.
     scope: str
+    #: The scope's service alone.
     service: str
     #: Names of the signed headers, in lower case and sorted.
     headers: tuple[str, ...]
@@ -101,7 +102,7 @@ def parse_claim(header: str) -> Claim:
 
 
 def canonical_request(request: SignedRequest, signed: Iterable[str]) -> str:
-    """The canonical form of a request, of which the signature is made. signed: names of the signed headers."""
+    """The canonical form of a request, from which the signature is computed. signed: names of the signed headers."""
     path, _, query = request.target.partition("?")
     lines = [f"{name}:{','.join(map(_squeezed, _values(request, name)))}\n" for name in signed]
     payload = hashlib.sha256(request.body).hexdigest()
@@ -116,8 +117,8 @@ def _values(request: SignedRequest, name: str) -> list[str]:
 
 
 def _canonical_path(path: str) -> str:
-    """The path without empty, . and .. segments, percent-encoded once more than it was sent, as all services but S3
-    have it."""
+    """The canonical path: without empty, . and .. segments, and percent-encoded once more than the client sent it. All
+    AWS services but S3 sign this form."""
     segments = list[str]()
     for segment in path.split("/"):
         if segment == "..":
@@ -143,7 +144,7 @@ def _squeezed(value: str) -> str:
 
 
 def string_to_sign(date: str, scope: str, canonical: str) -> str:
-    """date: value of the header X-Amz-Date."""
+    """The text that is signed. date: value of the header X-Amz-Date."""
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
     return f"{_ALGORITHM}\n{date}\n{scope}\n{digest}"
 
@@ -161,8 +162,8 @@ def signature(key: bytes, text: str) -> str:
 
 
 def check_form(request: SignedRequest) -> tuple[Claim, str]:
-    """The claim of a request, and the value of its header X-Amz-Date. Raises NotSigned for ways to sign that are not
-    supported, and for a request of which a part that matters is not signed."""
+    """The claim in a request, and the value of its header X-Amz-Date. Raises NotSigned for an unsupported way of
+    signing, and for a request whose Host, X-Amz-Date or other x-amz- header is not signed."""
     headers = request.headers
     if "x-amz-signature" in request.target.lower().partition("?")[2]:
         raise _malformed("presigned URLs are not supported: sign the request by its Authorization header")
@@ -186,7 +187,8 @@ def check_form(request: SignedRequest) -> tuple[Claim, str]:
 
 
 def _check_payload(said: str | None, body: bytes) -> None:
-    """Raises NotSigned if the client's header names a hash, and the body has another one."""
+    """Raises NotSigned if the client's header x-amz-content-sha256 (`said`) is there, and is not the hash of the
+    body."""
     if said is not None and said != hashlib.sha256(body).hexdigest():
         odd = said.startswith(("UNSIGNED", "STREAMING"))
         what = f"{said[:60]}: the whole body must be signed" if odd else "x-amz-content-sha256 is not the body's hash"
@@ -194,7 +196,7 @@ def _check_payload(said: str | None, body: bytes) -> None:
 
 
 def check_date(date: str, now_ms: int) -> None:
-    """Raises NotSigned if the request was signed too long ago, or in the future."""
+    """Raises NotSigned if the time of signing differs from cluster time by more than MAX_SKEW_MS."""
     try:
         at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -213,13 +215,15 @@ def _rights_of(token: Token) -> RequestRights:
 
 
 class Signatures:
-    """Finds the rights of signed requests. required: whether requests need a token; else all are taken unchecked."""
+    """Checks signatures, and finds the rights of requests. required: whether requests need a token; if not, no
+    signature is checked."""
 
     def __init__(self, service: TokenService, *, required: bool) -> None:
         self._service, self._required = service, required
 
     def signed(self, request: SignedRequest) -> RequestRights:
-        """Rights of a request. Raises NotSigned; NoLeader while tokens are unknown."""
+        """Check the signature of a request; returns the rights of its token. Raises NotSigned; NoLeader while tokens
+        are unknown."""
         if not self._required:
             return UNRESTRICTED
         claim, date = check_form(request)
@@ -238,9 +242,10 @@ class Signatures:
         return _rights_of(token)
 
     def _token(self, key_id: str) -> tuple[Token, str]:
-        """The valid token of an access key id, and its secret access key."""
+        """Find the valid token with an access key id, and its secret access key. Raises NotSigned; NoLeader while
+        tokens are unknown."""
         if not self._service.knows_tokens:
-            # Tokens may have been revoked while this node was down.
+            # Admit no token until the tokens are known: some may have been revoked while this node was down.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
         token = self._service.tokens.get(key_id)
         if token is None:

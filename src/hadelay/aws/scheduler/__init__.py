@@ -1,4 +1,5 @@
-"""EventBridge Scheduler: a one-time schedule is a message with a key, and a recurring one a schedule."""
+"""EventBridge Scheduler: a one-time schedule becomes a message with a client key, a recurring one a schedule of
+hadelay."""
 
 from functools import partial
 
@@ -6,9 +7,9 @@ from hadelay.aws.door import Door
 from hadelay.aws.scheduler import groups, listing, schedules
 from hadelay.aws.scheduler.protocol import PROTOCOL, handle, operations
 
-#: Modules that add their operations to the table of the protocol.
+#: Modules that declare operations of this service in `protocol.operations` when they are imported.
 MODULES = (schedules, listing, groups)
-#: Paths in front of those of the API: that of an endpoint `http://host/aws/scheduler`, and none.
+#: Prefixes of the API's paths: for an endpoint `http://host/aws/scheduler`, and for an endpoint without a path.
 _PREFIXES = ("/aws/scheduler", "")
 
 

@@ -1,4 +1,4 @@
-"""Documents of schedules, their limits, and what of them a message or a schedule keeps.
+"""JSON documents of schedules, their limits, and the part of a document that is stored with a message or a schedule.
 
 A one-time schedule is a message, a recurring one a schedule: in both, the message's body is the Input, and its own
 field KEPT has the rest of the document as JSON. Both have the same name, which is the key of the message.
@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from hadelay.aws.arns import ACCOUNT, REGION
 from hadelay.aws.scheduler.protocol import Document, invalid
 
-#: Name of the field of a message's `meta` that has the document; tag of the messages of one-time schedules.
+#: Name of the field of a message's meta that keeps the document; and tag of the messages of one-time schedules.
 KEPT, TAG = "hadelay.schedule", "aws-schedule"
 DEFAULT = "default"
-#: Size limit of a kept document, in bytes: below that of all own fields of a message.
+#: Size limit of the stored document, in bytes: smaller than the limit of all own fields of a message together.
 _MAX_KEPT = 3_800
 _SEPARATOR = "~"
 _PREFIX = f"aws{_SEPARATOR}"
@@ -30,7 +30,7 @@ Seconds = Annotated[float, Meta(ge=0, lt=250_000_000_000)]
 
 
 class Exact(Document, tag_field="Mode", tag="OFF"):
-    """A FlexibleTimeWindow that is none."""
+    """A FlexibleTimeWindow of the mode OFF: the schedule fires exactly at its time."""
 
     maximum_window_in_minutes: ClassVar[int] = 0
 
@@ -53,7 +53,8 @@ class SqsParameters(Document):
 
 
 class Target(Document):
-    """A queue, or a URL. Members about targets of other kinds are unknown here, and so are refused."""
+    """Target of a schedule: a queue, or a URL. Members for other kinds of targets are not declared here, so they are
+    refused."""
 
     arn: Annotated[str, Meta(min_length=1, max_length=1_600)]
     role_arn: Annotated[
@@ -83,7 +84,7 @@ class _Content(Document, kw_only=True):
 
 
 class Schedule(_Content, kw_only=True):
-    """The document of CreateSchedule and UpdateSchedule."""
+    """JSON document of CreateSchedule and UpdateSchedule."""
 
     name: Name
     group_name: Name = DEFAULT
@@ -91,11 +92,12 @@ class Schedule(_Content, kw_only=True):
 
 
 class Kept(_Content, kw_only=True):
-    """What a message keeps of a schedule's document, besides the Input."""
+    """The part of a schedule's document that its message keeps: all but the Input, which is the message's body."""
 
-    #: When the schedule was created, if it was updated since.
+    #: Creation time of the schedule; None if the schedule was never updated, because its message has the time.
     creation_date: Seconds | None = None
-    #: Whether the body is the Input; else there was none, and the body is the default notification.
+    #: Whether the message's body is the schedule's Input; False: the schedule has no Input, and the body is AWS's
+    #: default notification.
     has_input: bool = False
 
 
@@ -104,14 +106,15 @@ _decode = msgspec.json.Decoder(Kept).decode
 
 
 def kept_of(request: Schedule, created_s: float | None) -> Kept:
-    """The document to keep. created_s: time of the creation of a schedule that is updated."""
+    """Make the document to store with the message. created_s: creation time of a schedule that is updated, in Unix
+    seconds; None for a new schedule."""
     content = {member: getattr(request, member) for member in _Content.__struct_fields__}
     content["target"] = replace(request.target, input=None)
     return Kept(**content, creation_date=created_s, has_input=request.target.input is not None)
 
 
 def pack(request: Schedule, created_s: float | None) -> str:
-    """The document to keep, as JSON. Raises AwsError."""
+    """Make the document to store with the message, as JSON. Raises AwsError if it is too large."""
     text = _encode(kept_of(request, created_s)).decode()
     if (size := len(text.encode())) > _MAX_KEPT:
         raise invalid(
@@ -121,7 +124,7 @@ def pack(request: Schedule, created_s: float | None) -> str:
 
 
 def unpack(meta: dict[str, str]) -> Kept | None:
-    """The document in a message's own fields; None for a message that is of no schedule of AWS SDKs."""
+    """The document that a message stores; None for a message that no AWS SDK has scheduled."""
     try:
         return _decode(meta[KEPT])
     except (KeyError, msgspec.MsgspecError):
@@ -129,13 +132,13 @@ def unpack(meta: dict[str, str]) -> Kept | None:
 
 
 def stored_name(group: str, name: str = "") -> str:
-    """Name of a schedule, and key of the message of a one-time schedule; without a name, what those of a group begin
-    with."""
+    """Name of the schedule in hadelay, or client key of the message of a one-time schedule. Without a name: the prefix
+    of these names in a group."""
     return f"{_PREFIX}{group}{_SEPARATOR}{name}"
 
 
 def names_of(stored: str) -> tuple[str, str] | None:
-    """(group, name) of a name that `stored_name` made; None for other names."""
+    """(group, name) from a name that `stored_name` made; None for any other name."""
     group, separator, name = stored.removeprefix(_PREFIX).partition(_SEPARATOR)
     return (group, name) if separator and stored.startswith(_PREFIX) else None
 

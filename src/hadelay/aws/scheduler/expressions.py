@@ -1,4 +1,5 @@
-"""Schedule expressions: at(…), rate(…) and cron(…) with AWS's six fields, as times of a schedule.
+"""Translates schedule expressions of AWS, at(…), rate(…) and cron(…) with six fields, to the times of a schedule of
+hadelay.
 
 AWS counts weekdays from 1 (Sunday), has a ? in one of the two fields for days, and a year at the end. The year becomes
 bounds of the schedule, so only years without gaps are possible.
@@ -18,33 +19,35 @@ _EXPRESSION = re.compile(r"(at|rate|cron)\((.*)\)", re.DOTALL)
 _RATE = re.compile(r"([1-9]\d{0,8}) +(minute|hour|day)s?", re.ASCII)
 _AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d)?", re.ASCII)
 _UNITS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-#: Longest time between two occurrences: 100 years, in ms.
+#: Longest interval between two occurrences of a rate: 100 years, in ms.
 _LONGEST_MS = 36_500 * 86_400_000
 #: Years that AWS accepts in a cron expression.
 _YEARS = range(1970, 2200)
 _YEAR = re.compile(r"(\*|\d{4})(?:-(\d{4}))?(?:/(\d{1,3}))?", re.ASCII)
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-#: A term of the weekdays: a day, or a range, with a step; or the last or n-th such day of the month.
+#: Pattern of one term of the field for weekdays: a day or a range of days, with or without a step; or the last or n-th
+#: such day of the month.
 _DAY = rf"([1-7]|{'|'.join(_WEEKDAYS)})"
 _DAYS = re.compile(rf"(?:\*|{_DAY}(?:-{_DAY})?)(/\d+)?|{_DAY}(L|#[1-5])", re.ASCII)
-#: Last value of minutes, hours, days and months, for steps from a value on, as 5/15.
+#: Largest value of the fields for minutes, hours, days and months. A step from a value on, such as 5/15, ends there.
 _LAST = (59, 23, 31, 12)
 
 
 class Times(NamedTuple):
-    """When a schedule fires: exactly one of at_ms, every_ms and cron. Times are Unix ms."""
+    """Times at which a schedule fires: exactly one of at_ms, every_ms and cron is set. Values in ms are Unix times,
+    except the interval every_ms."""
 
     at_ms: int | None = None
     every_ms: int | None = None
-    #: A pattern of five fields, as schedules have it.
+    #: Cron pattern of five fields, as schedules of hadelay have it.
     cron: str | None = None
-    #: Bounds by the years of a cron expression.
+    #: Beginning of the first year, and end of the last year, of a cron expression; None: no bound.
     start_ms: int | None = None
     end_ms: int | None = None
 
 
 def parse(expression: str, timezone: str) -> Times:
-    """Raises AwsError."""
+    """Parse a schedule expression of AWS. Raises AwsError."""
     found = _EXPRESSION.fullmatch(expression)
     if found is None:
         raise invalid(f"ScheduleExpression: {expression[:80]!r} is none of {_FORMS}")
@@ -101,7 +104,8 @@ def _cron(text: str, timezone: str) -> Times:
 
 
 def _weekdays(text: str, term: str) -> str:
-    """A term of the weekdays, counted from 0. A range may begin before Sunday and end after it: FRI-MON."""
+    """Translate one term of the field for weekdays: AWS counts Sunday as 1, hadelay as 0. A range may begin before
+    Sunday and end after it: FRI-MON."""
     found = _DAYS.fullmatch("7" if term == "L" else term)
     if found is None:
         form = "write 1 (Sunday) to 7, or SUN to SAT, a list, a range, a step, 6L (the last Friday) or 6#3 (the third)"
@@ -126,12 +130,12 @@ def _counted_from_0(day: str) -> int:
 
 
 def _stepped(field: str, last: int) -> str:
-    """The field with each step from a value on, as 5/15, with its end: 5-59/15."""
+    """Write the end of each step that has only a beginning: 5/15 of minutes becomes 5-59/15."""
     return re.sub(r"(?<![-\w])([A-Z0-9]+)/", rf"\1-{last}/", field)
 
 
 def _years(text: str, field: str) -> tuple[int, int]:
-    """First and last year of a field."""
+    """First and last year of a cron expression's field for years. Raises AwsError if years between them are missing."""
     found: set[int] = set()
     for term in field.split(","):
         part = _YEAR.fullmatch(term)

@@ -24,7 +24,7 @@ from hadelay.errors import NotFound
 
 _PATH, _TAGS = "/schedule-groups/{name}", "/tags/{key}"
 _TOKEN = f"{OWN}ClientToken"
-#: Limits: schedules that one request deletes, and groups of a page.
+#: Limits: schedules that one DeleteScheduleGroup deletes, and groups on a page of a list.
 _DELETED, _PAGE = 1_000, 100
 _ARN = r"^arn:aws[a-z-]*:scheduler:[a-z0-9-]+:[0-9]{12}:schedule-group/[0-9a-zA-Z_.-]{1,64}\Z"
 Labels = Mapping[str, str]
@@ -79,7 +79,7 @@ class UntagResource(OfTags):
 
 
 def _tags(given: list[Tag], before: Labels) -> dict[str, str]:
-    """Labels for tags. before: labels of the group."""
+    """Labels for tags. before: labels that the group has already, whose tags count for the limit. Raises AwsError."""
     tags = {tag.key: tag.value for tag in given}
     if len(tags) < len(given):
         raise invalid("Tags: two tags have the same key")
@@ -87,7 +87,7 @@ def _tags(given: list[Tag], before: Labels) -> dict[str, str]:
 
 
 async def _labels(ask: Ask, name: str) -> Labels | None:
-    """The labels of a group; None if there is no such group."""
+    """Labels of a group's topic; {} for the group `default` without a topic, None if there is no such group."""
     with suppress(NotFound):
         return dict((await ask.service.topics.settings_of(GROUPS + name, stale=False)).labels)
     return {} if name == DEFAULT else None
@@ -101,13 +101,14 @@ async def _found(ask: Ask, name: str) -> Labels:
 
 
 async def need_group(ask: Ask, name: str) -> None:
-    """Raises AwsError unless there is such a group. A shard that does not own the group's topic checks nothing."""
+    """Raises AwsError if there is no such group. A shard that does not own the group's topic cannot know, and does not
+    check."""
     if ask.router.owner(GROUPS + name) is None:
         await _found(ask, name)
 
 
 async def _put(ask: Ask, name: str, labels: Mapping[str, str | None], *, new: bool) -> None:
-    """Set labels of a group. None as a text removes the label."""
+    """Set labels of a group, and the time of the change. A label with the value None is removed."""
     await ask.service.topics.put_topic(GROUPS + name, {"labels": {**labels, **times(new=new)}}, ask.access.actor)
 
 
@@ -130,7 +131,8 @@ async def get_schedule_group(ask: Ask, document: OfGroup) -> Any:
 
 
 async def _groups_of_all(run: Run, ask: Ask, document: ListGroups) -> Any:
-    """The page of all shards is the first groups of a page of each: a token is a name, which means the same in each."""
+    """A page over all shards: the first groups, by name, of one page of each shard. A token is the name of a group, so
+    it means the same in each shard."""
     pages = [await run(ask, document), *whole(await ask.parts(ask.router.others()))]
     groups = sorted((group for page in pages for group in page["ScheduleGroups"]), key=lambda group: group["Name"])
     return _page(groups, document, more=any("NextToken" in page for page in pages))
@@ -138,7 +140,7 @@ async def _groups_of_all(run: Run, ask: Ask, document: ListGroups) -> Any:
 
 @operations.add("GET /schedule-groups", ListGroups, over=_groups_of_all)
 async def list_schedule_groups(ask: Ask, document: ListGroups) -> Any:
-    """The groups by name. The group `default` is among them, with a topic or without."""
+    """List the groups by name. The group `default` is always among them, even without a topic."""
     _need_read(ask)
     prefix = document.name_prefix or ""
     topics = await ask.service.topics.all_settings(GROUPS + prefix)
@@ -150,14 +152,15 @@ async def list_schedule_groups(ask: Ask, document: ListGroups) -> Any:
 
 
 def _page(groups: list[dict[str, Any]], document: ListGroups, *, more: bool = False) -> dict[str, Any]:
-    """more: whether groups follow behind these."""
+    """Make a page of the first `groups`. more: whether further groups follow after all of these."""
     shown = groups[: document.max_results]
     more = more or len(shown) < len(groups)
     return {"ScheduleGroups": shown} | ({"NextToken": shown[-1]["Name"]} if more else {})
 
 
 async def _delete_in_all(run: Run, ask: Ask, document: DeleteGroup) -> Any:
-    """Delete what each shard has of a group; last the group itself, so that a repetition finds it until all is done."""
+    """Delete each shard's schedules of a group, and last the group itself, so that a repeated request still finds the
+    group until all is deleted."""
     to = ask.router.of_topics([GROUPS + document.name], None)
     if to is not None:
         await run(ask, document)
@@ -167,7 +170,8 @@ async def _delete_in_all(run: Run, ask: Ask, document: DeleteGroup) -> Any:
 
 @operations.add(f"DELETE {_PATH}", DeleteGroup, over=_delete_in_all)
 async def delete_schedule_group(ask: Ask, document: DeleteGroup) -> Any:
-    """Delete the group's schedules, cancel the messages of its one-time schedules by a bulk job, delete the group."""
+    """Delete the group's schedules of this shard, begin a bulk job that cancels the messages of its one-time schedules,
+    and delete the group if it is in this shard."""
     ask.access.need("admin", None)
     name, services, has_group = document.name, ask.service, ask.router.owner(GROUPS + document.name) is None
     if name == DEFAULT:
@@ -182,7 +186,7 @@ async def delete_schedule_group(ask: Ask, document: DeleteGroup) -> Any:
     if page.cursor is not None:
         what = f"{_DELETED} schedules of the group are deleted, and more are left: repeat the request"
         raise AwsError("ThrottlingException", what, 429)
-    with suppress(NotFound):  # there is no topic yet
+    with suppress(NotFound):  # NotFound: this shard has no topic, so no messages
         cancel = JobSpec("cancel", "*", tags=(TAG,), key_prefix=stored_name(name))
         await services.jobs.begin(cancel, f"{name[:32]} {document.client_token or uuid4()}"[:64], ask.access.actor)
     if has_group:

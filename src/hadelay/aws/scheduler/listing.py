@@ -1,4 +1,4 @@
-"""ListSchedules: first the schedules of ours by name, then the messages of one-time schedules by topic and due time.
+"""ListSchedules: first the recurring schedules by name, then the messages of one-time schedules by topic and due time.
 
 With several shards, the list of one follows on that of another, by their indexes.
 """
@@ -23,7 +23,7 @@ from hadelay.aws.scheduler.schedules import Row, found_of, head
 from hadelay.http.forwarding.forwarder import Destination
 from hadelay.model import FIRST, PENDING, SEPARATOR
 
-#: Limit of a page, and limit of the topics that one page looks into.
+#: Limit of schedules on a page, and limit of topics that are searched for one page.
 _PAGE, _TOPICS = 100, 50
 
 
@@ -36,19 +36,21 @@ class ListSchedules(Document):
 
 
 class _Position(msgspec.Struct, array_like=True):
-    """Where a page begins: after a schedule's name; or, if `topic` is not None, in a topic after (due_ms, id)."""
+    """Position at which a page begins. If `topic` is None: after the recurring schedule `name`. Otherwise: in this
+    topic, after the message (due_ms, id)."""
 
     name: str = ""
     topic: str | None = None
     due_ms: int = FIRST[0]
     id: int = FIRST[1]
-    #: Shard whose list this is a position in; None without a map.
+    #: Shard in whose list the position is; None without a shard map.
     shard: int | None = None
 
 
 async def _shard_after_shard(run: Run, ask: Ask, document: ListSchedules) -> Any:
-    """A page over all shards. A shard's page that does not fit whole is left for the next request, because only the
-    shard knows positions within it. A shard begins its list anew for a token of another shard."""
+    """A page over all shards: the shards' lists, one after the other. A shard's page that does not fit whole is left
+    for the next request, because only the shard knows positions within its page. A shard that gets a position in
+    another shard's list begins its own list."""
     others: dict[int | None, Destination | None] = {to.shard: to for to in ask.router.others()}
     shards = dict(sorted((others | {ask.router.here: None}).items(), key=lambda item: item[0] or 0))
     begin = next(iter(shards)) if document.next_token is None else _decoded(document.next_token).shard
@@ -77,7 +79,8 @@ async def list_schedules(ask: Ask, document: ListSchedules) -> Any:
 
 
 async def _rows(ask: Ask, document: ListSchedules, at: _Position) -> tuple[list[Row], _Position | None]:
-    """Schedules and messages from a position on, and the position behind them; None for the end."""
+    """Schedules and messages that follow a position, and the position after the last of them; None at the end of the
+    list."""
     rows, most = list[Row](), document.max_results
     if at.topic is None:
         group, prefix = document.schedule_group, document.name_prefix or ""
@@ -105,7 +108,8 @@ async def _rows(ask: Ask, document: ListSchedules, at: _Position) -> tuple[list[
 
 
 def _summary(document: ListSchedules, row: Row) -> list[dict[str, Any]]:
-    """The summary of a schedule; nothing for a row that is none, or is not asked for."""
+    """List with the summary of the row's schedule; empty for a row that no AWS SDK has made, and for a schedule that
+    the request's filters exclude."""
     found = found_of(row)
     names = None if found is None else names_of(found.stored)
     if found is None or names is None or not found.exists:
@@ -119,7 +123,7 @@ def _summary(document: ListSchedules, row: Row) -> list[dict[str, Any]]:
 
 
 def _encoded(position: _Position) -> str:
-    """A NextToken."""
+    """Encode a position as a NextToken, which the client returns for the next page."""
     return urlsafe_b64encode(msgspec.json.encode(position)).decode()
 
 

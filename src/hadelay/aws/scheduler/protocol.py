@@ -1,4 +1,5 @@
-"""REST JSON as EventBridge Scheduler speaks it: operations by method and path, their documents, and errors."""
+"""The protocol REST JSON of EventBridge Scheduler: finds an operation by method and path, decodes its document, and
+writes errors."""
 
 import re
 from functools import partial
@@ -17,16 +18,16 @@ from hadelay.http.decoding import parse_query
 
 _JSON = "application/json"
 MISSING = "ResourceNotFoundException"
-#: Variables of paths → members of documents.
+#: Variable in a path → member of the document with the variable's value.
 _IN_PATH = {"name": "Name", "key": "ResourceArn"}
-#: Pattern of the header amz-sdk-request of a repeated request: an attempt number other than 1.
+#: Pattern in the header amz-sdk-request that shows a repeated request: an attempt number other than 1.
 _REPETITION = re.compile(r"attempt=(?!1\b)\d+")
-#: HTTP status of the API's own codes; other codes keep the status of the error.
+#: Error code of this API → HTTP status. Errors with other codes keep their own status.
 _STATUS = {
     MISSING: 404, "ConflictException": 409, "ServiceQuotaExceededException": 402,
     "ThrottlingException": 429, "ValidationException": 400,
 }  # fmt: skip
-#: The API's codes for those of the door and of SQS.
+#: Error code that all AWS services share, or that SQS has → code of this API for the same error.
 _OWN_CODE = {
     "ServiceUnavailable": "InternalServerException",
     "InternalFailure": "InternalServerException",
@@ -35,14 +36,15 @@ _OWN_CODE = {
 
 
 class Document(base.Document, rename="pascal", omit_defaults=True, forbid_unknown_fields=True):
-    """A document of the API, with its names of members. Unknown members are refused: nothing is left out in silence."""
+    """JSON document of a request, with AWS's names of members. Unknown members are refused, so that none is ignored
+    silently."""
 
 
 operations = Operations()
 
 
 async def handle(operation: Operation, ask: Ask) -> Answer:
-    """Run an operation. Raises HadelayError."""
+    """Decode the request's document, run the operation, and encode the answer. Raises HadelayError."""
     read = partial(_document, ask, operation.kind)
     document = decoded(read, lambda member, text: invalid(said(member, text)), "ValidationException")
     try:
@@ -55,7 +57,8 @@ async def handle(operation: Operation, ask: Ask) -> Answer:
 
 
 def _document(ask: Ask, kind: type[base.Document]) -> base.Document:
-    """The document of a request: the members of its body, or of its query if it has no body, and those in its path."""
+    """The document of a request. Its members are in the path, and in the body of a POST or PUT, or else in the
+    query."""
     by_query = ask.call.request.method not in ("POST", "PUT")
     members = _query(ask.call) if by_query else msgspec.json.decode(ask.body or b"{}")
     for variable, text in ask.call.path.items():
@@ -66,7 +69,8 @@ def _document(ask: Ask, kind: type[base.Document]) -> base.Document:
 
 
 def _query(call: Call) -> dict[str, Any]:
-    """The query by its names as members have them (groupName is GroupName); TagKeys is a list."""
+    """Members in a query: groupName in a query is the member GroupName. TagKeys, which may be repeated, becomes a
+    list."""
     found: dict[str, Any] = {}
     for name, value in parse_query(call.target.partition("?")[2]):
         name = name[:1].upper() + name[1:]
@@ -80,12 +84,12 @@ def _query(call: Call) -> dict[str, Any]:
 
 
 def repeats(ask: Ask) -> bool:
-    """Whether the SDK says that it repeats a request."""
+    """Whether a header of the SDK says that this request repeats an earlier one."""
     return _REPETITION.search(ask.headers.get("amz-sdk-request", "")) is not None
 
 
 def invalid(words: str) -> AwsError:
-    """The error of a member with an invalid value."""
+    """AWS's error for an invalid value. words: name of the member, and what is wrong."""
     return AwsError("ValidationException", words)
 
 
@@ -94,7 +98,7 @@ def missing(words: str) -> AwsError:
 
 
 def is_missing(error: HadelayError) -> bool:
-    """Whether a shard knows nothing of the name."""
+    """Whether the error only says that a shard does not have the name."""
     return isinstance(error, NotFound) or (isinstance(error, AwsError) and error.code == MISSING)
 
 

@@ -45,16 +45,16 @@ from hadelay.timing import plan
 
 _PATH = "/schedules/{name}"
 _TEXT = "text/plain"
-#: Topic of the messages for URLs.
+#: Topic of the messages for targets with a URL. Its webhook must allow URLs of single messages (allow_per_message).
 WEBHOOKS = "aws-scheduler"
-#: Time from now to the first occurrence of a rate without StartDate, in ms: AWS invokes the target at once.
+#: Time in ms from now to the first occurrence of rate(…) without a StartDate. AWS invokes such a target at once.
 _SOON_MS = 2_000
-#: AWS's variables in an Input, such as <aws.scheduler.scheduled-time>.
+#: Beginning of variables of AWS in an Input, such as <aws.scheduler.scheduled-time>. Hadelay refuses them.
 _VARIABLE = "<aws.scheduler."
-#: RetryPolicy of a target that sets none of its own, as AWS shows it.
+#: RetryPolicy that AWS shows for a target without a RetryPolicy of its own.
 _RETRY_POLICY = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
 
-#: A schedule of ours, or a message.
+#: A schedule of AWS as hadelay stores it: a recurring one as a schedule, a one-time one as a message.
 Row = OurSchedule[str] | Message[str]
 
 
@@ -65,24 +65,24 @@ class Named(Document):
 
 
 class Found(NamedTuple):
-    """A schedule as the cluster has it, and the document that is kept with it."""
+    """A schedule of AWS as hadelay stores it, and the document that is stored with it."""
 
     row: Row
     kept: Kept
 
     @property
     def place(self) -> str | None:
-        """Topic of the message; None for a schedule of ours."""
+        """Topic of the message of a one-time schedule; None for a schedule of hadelay."""
         return None if isinstance(self.row, OurSchedule) else self.row.topic
 
     @property
     def stored(self) -> str:
-        """Name of the schedule of ours, or key of the message."""
+        """Name of the schedule of hadelay, or client key of the message."""
         return self.row.schedule if isinstance(self.row, OurSchedule) else self.row.key or ""
 
     @property
     def exists(self) -> bool:
-        """False for a schedule that deletes itself, and has no further occurrence."""
+        """Whether AWS would still show the schedule: False if it has no further occurrence, and deletes itself then."""
         return self.row.state != "finished" or self.kept.action_after_completion != "DELETE"
 
     @property
@@ -103,28 +103,30 @@ class Found(NamedTuple):
         return self.changed_s if self.kept.creation_date is None else self.kept.creation_date
 
     def is_of(self, request: Schedule) -> bool:
-        """Whether a request with this document, ClientToken included, made the schedule."""
+        """Whether this schedule was made by a request with the same document and ClientToken, so that the request is a
+        repetition."""
         same = self.kept == documents.kept_of(request, self.kept.creation_date) and self.state == request.state
         return same and request.target.input in (None, self.input)
 
 
 class _Plan(NamedTuple):
-    """What a request asks for, with all that was computed and checked."""
+    """Checked plan of a CreateSchedule or UpdateSchedule: the values to store."""
 
-    #: Name of the schedule of ours, or key of the message.
+    #: Name of the schedule of hadelay, or client key of the message.
     stored: str
-    #: The message that is published, or that the schedule of ours publishes.
+    #: The message of a one-time schedule, or the message that the schedule of hadelay publishes.
     draft: Draft
-    #: Times of a schedule of ours; None: the schedule is the message.
+    #: Times and other settings of the schedule of hadelay; None for a one-time schedule, which is a message alone.
     spec: Spec | None
 
 
 async def _at_owner(run: Run, ask: Ask, document: Schedule) -> Any:
-    """Create or update a schedule in the shard of its target, once no other shard has the name."""
+    """Create or update a schedule in the shard of its target's topic, after all other shards have confirmed that they
+    do not have the name."""
     topic, _ = _named_target(ask, document.target)
     owner = ask.router.of_topics([topic], None)
     done = whole(await ask.parts(to for to in ask.router.others() if to != owner))
-    if any(done):  # that shard owns the topic by its own map
+    if any(done):  # a shard with another map owns the topic, and has made the change
         return next(filter(None, done))
     answer = await run(ask, document)
     if owner is None or answer is not NOTHING:
@@ -147,8 +149,8 @@ async def update_schedule(ask: Ask, document: Schedule) -> Any:
 
 
 async def _set(ask: Ask, document: Schedule, *, new: bool) -> Any:
-    """Create or update a schedule. A shard that does not own the target's topic answers nothing, or refuses: if it has
-    the name, or has the group's topic and not this group."""
+    """Create or update a schedule. A shard that does not own the target's topic returns NOTHING; but it refuses if it
+    has a schedule of this name, or owns the group's topic and has no such group."""
     name, group = document.name, document.group_name
     topic, url = _named_target(ask, document.target)
     await need_group(ask, group)
@@ -192,12 +194,14 @@ def _conflict(words: str) -> AwsError:
 
 
 def _worst(found: Iterable[Any]) -> HadelayError | None:
-    """The error that counts in the answers of all shards: a shard that knows nothing of the name counts last."""
+    """The most important error in the answers of all shards, None without errors: any other error goes before one that
+    only says that a shard does not have the name."""
     return min((one for one in found if isinstance(one, HadelayError)), key=is_missing, default=None)
 
 
 async def _wherever(run: Run, ask: Ask, document: Named) -> Any:
-    """The answer of the shard that has the schedule. Without one, a shard that did not answer may have it."""
+    """The answer of the shard that has the schedule. If no shard has it, raises an error; a shard that did not answer
+    may have the schedule, so its error goes first."""
     found = await everywhere(run, ask, document)
     having = [one for one in found if not isinstance(one, HadelayError)]
     if not having and (error := _worst(found)) is not None:
@@ -247,13 +251,14 @@ async def delete_schedule(ask: Ask, document: Named) -> Any:
 
 
 def head(found: Found, group: str, name: str) -> dict[str, Any]:
-    """Members that descriptions and lists have."""
+    """Members that the answers of GetSchedule and ListSchedules share."""
     own = {"Arn": schedule_arn(group, name), "GroupName": group, "Name": name, "State": found.state}
     return own | {"CreationDate": found.created_s, "LastModificationDate": found.changed_s}
 
 
 async def find(ask: Ask, group: str, name: str, *, body: bool = False) -> list[Found]:
-    """The schedule of this name; more than one only while an update makes a message of it, or changes the topic."""
+    """The stored schedules of this name. There are two only during an update that turns a schedule into a message or
+    back, or that changes the topic; or if such an update broke off."""
     stored, services, rows = stored_name(group, name), ask.service, list[Row]()
     with suppress(NotFound):
         rows.append(await services.schedules.get(stored, body=body, stale=False))
@@ -264,8 +269,8 @@ async def find(ask: Ask, group: str, name: str, *, body: bool = False) -> list[F
 
 
 def found_of(row: Row) -> Found | None:
-    """The schedule that a row is; None if AWS SDKs did not make it, and for a message that is settled: that schedule is
-    over."""
+    """The schedule of AWS that is stored as `row`. None if no AWS SDK made the row, and for a settled message, because
+    its one-time schedule is over."""
     kept = documents.unpack(row.meta)
     over = not isinstance(row, OurSchedule) and row.state not in PENDING
     return None if kept is None or over else Found(row, kept)
@@ -276,7 +281,8 @@ def _no_schedule(group: str, name: str) -> AwsError:
 
 
 def _named_target(ask: Ask, target: Target) -> tuple[str, str | None]:
-    """(topic, URL) of a target. Raises AwsError; Forbidden without the right to publish there."""
+    """(topic, URL) of a target; URL None for a queue. Raises AwsError; Forbidden without the right to publish to the
+    topic."""
     arn, url = target.arn, target.arn if "://" in target.arn else None
     if url is None and ":sqs:" not in arn:
         what = "targets are queues of this cluster (arn:aws:sqs:…:NAME) and URLs, nothing else"
@@ -292,7 +298,7 @@ def _named_target(ask: Ask, target: Target) -> tuple[str, str | None]:
 
 
 async def _check_target(ask: Ask, target: Target, topic: str, url: str | None) -> None:
-    """Raises AwsError for a target that cannot be used."""
+    """Raises AwsError for a target that cannot get messages: a missing topic, an invalid URL, or no message group."""
     try:
         settings = await ask.service.topics.settings_of(topic, stale=False)
     except NotFound:
@@ -307,12 +313,14 @@ async def _check_target(ask: Ask, target: Target, topic: str, url: str | None) -
 
 
 def _planned(ask: Ask, document: Schedule, topic: str, url: str | None, before: Found | None) -> _Plan:
-    """Raises HadelayError. before: the schedule that is updated."""
+    """Check a request, and compute the message or the schedule to store. before: the present version of the schedule;
+    None for a new one. Raises HadelayError."""
     limits, max_delay_ms, now_ms = ask.limits, ask.call.context.max_delay_ms, ask.service.access.now_ms()
     stored, target = stored_name(document.group_name, document.name), document.target
     times = expressions.parse(document.schedule_expression, document.schedule_expression_timezone)
     given = _recurring(document, times, now_ms, before) if times.at_ms is None else {"at": [times.at_ms]}
-    # A message for a URL expires with the age that the retry policy allows; one in a queue is delivered.
+    # A message for a URL expires at the maximum age in the RetryPolicy. A message in a queue does not expire, because
+    # it counts as delivered to the target.
     ttl_s = target.retry_policy.maximum_event_age_in_seconds if url is not None and target.retry_policy else None
     kept = documents.pack(document, None if before is None else before.created_s)
     message: dict[str, Any] = {"tags": [TAG], "meta": {documents.KEPT: kept}, "group": target.message_group}
@@ -332,7 +340,8 @@ def _planned(ask: Ask, document: Schedule, topic: str, url: str | None, before: 
 
 
 def _recurring(document: Schedule, times: Times, now_ms: int, before: Found | None) -> dict[str, Any]:
-    """Times of a recurring schedule, as PutSchedule has them. before: the schedule that is updated."""
+    """Times of a recurring schedule, as fields of PutSchedule. before: the present version of the schedule; None for a
+    new one."""
     start_ms, end_ms = (None if at is None else int(at * 1_000) for at in (document.start_date, document.end_date))
     if times.every_ms is not None and start_ms is None:
         start_ms = now_ms + _SOON_MS
@@ -349,15 +358,16 @@ def _recurring(document: Schedule, times: Times, now_ms: int, before: Found | No
 
 
 def _notification(group: str, name: str) -> str:
-    """The message of a schedule without Input, as AWS has it."""
+    """Body of the message of a schedule without Input: AWS's default notification, as JSON."""
     answer: dict[str, Any] = {"version": "0", "detail-type": "Scheduled Event", "source": "aws.scheduler"}
     answer |= {"account": ACCOUNT, "region": REGION, "resources": [schedule_arn(group, name)], "detail": "{}"}
     return msgspec.json.encode(answer).decode()
 
 
 async def _publish(ask: Ask, draft: Draft, key: str | None) -> None:
-    """Publish the message of a one-time schedule. key: of the request with its ClientToken, which may be used again for
-    another schedule of the name, once the first is deleted."""
+    """Publish the message of a one-time schedule. key: idempotency key from the request's ClientToken; None without
+    one. The same ClientToken may make a schedule of this name again after the first one is deleted, so a request that
+    is no repetition publishes under a second key if the first is used up."""
     keys = [None if key is None else key.encode()]
     if key is not None and not repeats(ask):
         again = blake2b(key.encode() + (ask.retry_key or os.urandom(16)), digest_size=16)

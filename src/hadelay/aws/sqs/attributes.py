@@ -1,4 +1,4 @@
-"""Attributes of queues: settings of the topic, and labels for what topics have no setting for."""
+"""Attributes of queues: they are settings of the topic, or labels where topics have no such setting."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,14 @@ from hadelay.settings import topic as topics
 from hadelay.settings.topic import TopicSettings
 
 FIFO = ".fifo"
-#: Lease of a visibility timeout of 0, which must be long enough for the answer to arrive. Shown as 0 seconds.
+#: Lease in ms for a visibility timeout of 0 s: long enough for the answer to reach the client. Answers show the timeout
+#: as 0 seconds.
 SHORTEST_MS = 999
-#: Attempts of messages of a FIFO queue without a redrive policy, after which a message is kept as a dead letter: a
-#: message that always fails would stop its group for ever.
+#: Limit of attempts in a FIFO queue without a RedrivePolicy. Without this limit, a message that always fails would stop
+#: its group for ever; at the limit it is kept as a dead letter.
 _FIFO_ATTEMPTS = 1_000
-#: Settings of every queue that SQS creates: a message whose visibility timeout ends is visible at once, and is tried
-#: without a limit.
+#: Settings of the topic of each new queue: a message whose visibility timeout has ended is ready at once, and has no
+#: limit of attempts.
 _NEW = {"backoff": [0], "max_attempts": 0}
 _NEW_FIFO = {"backoff": [0], "max_attempts": _FIFO_ATTEMPTS, "group_concurrency": 1}
 _REFUSED = {
@@ -37,14 +38,14 @@ Attributes = Mapping[str, str]
 
 
 class Settable(Struct):
-    """Attributes that a request sets. SDKs send all values as text."""
+    """Attributes that CreateQueue and SetQueueAttributes can set. SDKs send all values as text."""
 
     VisibilityTimeout: Annotated[int, Meta(ge=0, le=43_200)] | UnsetType = UNSET
     DelaySeconds: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     MessageRetentionPeriod: Annotated[int, Meta(ge=60)] | UnsetType = UNSET
     MaximumMessageSize: Annotated[int, Meta(ge=1_024)] | UnsetType = UNSET
     ReceiveMessageWaitTimeSeconds: Annotated[int, Meta(ge=0, le=20)] | UnsetType = UNSET
-    #: JSON; empty for none.
+    #: Policies as JSON text; "" removes the policy.
     RedrivePolicy: str | UnsetType = UNSET
     RedriveAllowPolicy: str | UnsetType = UNSET
     SqsManagedSseEnabled: Literal["false"] | UnsetType = UNSET
@@ -55,9 +56,9 @@ class Settable(Struct):
 
 
 _OF_FIFO = {"FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
-#: Attributes in seconds → settings of topics in ms.
+#: Attribute in seconds → setting of the topic, in ms.
 _TIMES = {"VisibilityTimeout": "lease_ms", "DelaySeconds": "delay_ms", "MessageRetentionPeriod": "ttl_ms"}
-#: Attributes that are kept as labels.
+#: Attributes that are stored as labels of the topic.
 _LABELS = {"MaximumMessageSize", "ReceiveMessageWaitTimeSeconds", "RedriveAllowPolicy", *_OF_FIFO} - {"FifoQueue"}
 
 
@@ -67,7 +68,7 @@ class _Policy(Struct):
 
 
 class Queue(NamedTuple):
-    """A queue as its attributes show it."""
+    """A queue: its name, and the settings of its topic."""
 
     name: str
     settings: TopicSettings
@@ -85,12 +86,14 @@ class Queue(NamedTuple):
 
 
 async def find(ask: Ask, name: str, *, stale: bool = False) -> Queue:
-    """Raises NotFound. stale: for messages, which wait for no confirmation by the leader."""
+    """Find a queue; NotFound if there is none. stale: whether this node's settings are enough, so that operations on
+    messages need not wait for the leader."""
     return Queue(name, await ask.service.topics.settings_of(name, stale=stale))
 
 
 def settings_of(ask: Ask, name: str, given: Attributes, *, new: bool) -> dict[str, Any]:
-    """Settings of a topic for attributes of its queue. new: whether it is created. Raises AwsError, Forbidden."""
+    """Settings of the topic for attributes of its queue. new: whether the queue is created. Raises AwsError,
+    Forbidden."""
     fifo = name.endswith(FIFO)
     settings: dict[str, Any] = dict(_NEW_FIFO if fifo else _NEW) if new else {}
     values = {attribute: value for attribute, value in _values(ask, given, fifo, new).items() if value is not UNSET}
@@ -108,7 +111,7 @@ def settings_of(ask: Ask, name: str, given: Attributes, *, new: bool) -> dict[st
 
 
 def _values(ask: Ask, given: Attributes, fifo: bool, new: bool) -> dict[str, Any]:
-    """Values of attributes, UNSET for those that are not given. Raises AwsError."""
+    """Check and convert attributes: values of all attributes by name, UNSET for those not given. Raises AwsError."""
     known = set(Settable.__struct_fields__) - (set() if fifo else _OF_FIFO) - (set() if new else {"FifoQueue"})
     if unknown := sorted(given.keys() - known - _REFUSED.keys()):
         raise AwsError("InvalidAttributeName", f"{unknown[0][:80]!r} is not an attribute to set of this queue")
@@ -138,7 +141,7 @@ def _json(attribute: str, text: str, kind: Any) -> Any:
 
 
 def _redrive(ask: Ask, name: str, policy: _Policy) -> dict[str, Any]:
-    """Settings of a topic for the redrive policy of its queue. Raises AwsError, Forbidden."""
+    """Settings of the topic for the RedrivePolicy of its queue. Raises AwsError, Forbidden."""
     target = arns.queue_of_arn(policy.deadLetterTargetArn, "deadLetterTargetArn")
     ask.access.need("publish", target)
     if target.endswith(FIFO) != name.endswith(FIFO):
@@ -148,7 +151,7 @@ def _redrive(ask: Ask, name: str, policy: _Policy) -> dict[str, Any]:
 
 
 def shown(queue: Queue) -> dict[str, str]:
-    """Attributes of a queue, besides its counts."""
+    """Attributes of a queue as answers show them, without the numbers of messages."""
     settings, own = queue.settings, queue.own
     lease_ms = 30_000 if settings.lease_ms is None else settings.lease_ms
     found = {
@@ -175,7 +178,7 @@ def shown(queue: Queue) -> dict[str, str]:
 
 
 def differences(queue: Queue, settings: dict[str, Any], attributes: Iterable[str]) -> list[str]:
-    """Names of the attributes that would have another value with new settings of the queue."""
+    """Names of those `attributes` whose values would change if the queue got these settings."""
     now, then = shown(queue), shown(Queue(queue.name, topics.settings_of(topics.merged({}, settings))))
     return [name for name in attributes if now.get(name) != then.get(name)]
 
@@ -198,7 +201,7 @@ class SetQueueAttributes(OfQueue):
     Attributes: dict[str, str]
 
 
-#: Attributes that can be asked for, set or not.
+#: Attributes that a GetQueueAttributes may name, whether they are set or not.
 _NAMES = {"All", "CreatedTimestamp", *Settable.__struct_fields__, *_REFUSED}
 _COUNTS = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
 

@@ -1,4 +1,5 @@
-"""Operations on messages, each of which has a batch: up to ten entries with ids, which succeed or fail one by one."""
+"""Operations on a message. Each also exists as an operation on a batch of up to ten entries, which succeed or fail one
+by one."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,14 +14,14 @@ from hadelay.errors import HadelayError
 
 _MOST = 10
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
-#: Runs an operation on messages of the queue of a URL. Returns the members of the answer about each message, None if
-#: there are none, or the message's error.
+#: Function that runs an operation on messages of the queue with this URL. It returns, for each message, the members of
+#: the answer, None without any, or the message's error.
 Run = Callable[[Ask, str, Sequence[Any]], Awaitable[Sequence[dict[str, str] | HadelayError | None]]]
 
 
 def add(name: str, message: type[Document]) -> Callable[[Run], Run]:
-    """Declare an operation on one message, and its batch: a decorator of the function that runs both. message: members
-    of the request about each message."""
+    """Decorator that declares an operation on one message, and the same on a batch, for the function that runs both.
+    message: type with the members of the request about each message."""
     one: Any = defstruct(name, [("QueueUrl", str)], bases=(message,), namespace={"names": OfQueue.names}, kw_only=True)
     entry: Any = defstruct(f"{name}BatchRequestEntry", [("Id", str)], bases=(message,), kw_only=True)
     batch: Any = defstruct(f"{name}Batch", [("Entries", list[entry])], bases=(OfQueue,))
@@ -52,7 +53,7 @@ def add(name: str, message: type[Document]) -> Callable[[Run], Run]:
 
 
 def _checked(ids: list[str]) -> list[str]:
-    """The ids of a batch. Raises AwsError for a batch that SQS refuses as a whole."""
+    """Check the ids of a batch's entries, and return them. Raises AwsError for a batch that SQS refuses as a whole."""
     if not ids:
         raise AwsError("EmptyBatchRequest", "Entries: the batch is empty")
     if len(ids) > _MOST:

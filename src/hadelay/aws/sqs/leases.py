@@ -11,7 +11,7 @@ from hadelay.aws.sqs.protocol import Document, invalid, named
 from hadelay.aws.sqs.receiving import check_timeout
 from hadelay.errors import HadelayError
 
-#: The error of each message of a request; None: it has none.
+#: For each message of a request: its error, or None.
 Errors = list[HadelayError | None]
 
 
@@ -24,7 +24,8 @@ class Visibility(Handle):
 
 
 async def _foreign(ask: Ask, name: str, messages: Sequence[Handle]) -> Errors:
-    """Errors of the handles that are no leases of the queue `name`. Raises NotFound if there is no queue."""
+    """For each receipt handle: an error if it is not the lease of a message of the queue `name`, else None. Raises
+    NotFound if there is no such queue."""
     topics = await ask.service.consume.topic_of_each([message.ReceiptHandle for message in messages])
     if any(topic != name for topic in topics):
         await find(ask, name, stale=True)
@@ -35,7 +36,7 @@ async def _foreign(ask: Ask, name: str, messages: Sequence[Handle]) -> Errors:
 async def _settle(
     ask: Ask, kind: SettleKind, handles: Mapping[int, str], value_ms: int | None = None, reason: str = ""
 ) -> Iterable[tuple[int, str]]:
-    """Settle leases. handles: by position in the request. Returns the outcome of each position."""
+    """Settle leases. handles: position in the request → receipt handle. Returns pairs of a position and its outcome."""
     leases = list(handles.values())
     outcomes = await ask.service.consume.settle(kind, leases, value_ms, reason) if leases else []
     return zip(handles, outcomes, strict=True)
@@ -43,8 +44,8 @@ async def _settle(
 
 @batches.add("DeleteMessage", Handle)
 async def delete_messages(ask: Ask, url: str, messages: Sequence[Handle]) -> Errors:
-    """Ack messages. A handle whose message was received again deletes nothing: as in SQS, that is an error in a FIFO
-    queue alone."""
+    """Ack messages. A handle whose message was leased again acks nothing; as in SQS, only a FIFO queue answers it with
+    an error."""
     name = named(ask, url, "consume")
     errors = await _foreign(ask, name, messages)
     handles = {at: message.ReceiptHandle for at, message in enumerate(messages) if errors[at] is None}
@@ -56,7 +57,7 @@ async def delete_messages(ask: Ask, url: str, messages: Sequence[Handle]) -> Err
 
 @batches.add("ChangeMessageVisibility", Visibility)
 async def change_visibility(ask: Ask, url: str, messages: Sequence[Visibility]) -> Errors:
-    """Extend leases, or give messages back at once for a timeout of 0."""
+    """Extend leases. A timeout of 0 gives the message back: it is ready at once."""
     name = named(ask, url, "consume")
     errors = await _foreign(ask, name, messages)
     by_ms: dict[int | None, dict[int, str]] = {}

@@ -1,4 +1,5 @@
-"""Dead letters: the sources of a queue for them, and tasks that move them back, or to another queue, by bulk jobs.
+"""Dead letters: lists the source queues of a dead-letter queue, and moves dead letters back, or to another queue, by
+bulk jobs (tasks).
 
 A queue for dead letters holds them as messages, which a job `transfer` moves. Of a queue without a RedrivePolicy, whose
 topic keeps its dead letters itself, a job `redrive` brings them back.
@@ -35,7 +36,7 @@ class _OfSource(Document):
 
     @property
     def source(self) -> str:
-        """Name of the queue. Raises AwsError."""
+        """Name of the queue in SourceArn, whose dead letters a task moves. Raises AwsError."""
         return arns.queue_of_arn(self.SourceArn, "SourceArn")
 
     @property
@@ -68,7 +69,7 @@ async def list_dead_letter_source_queues(ask: Ask, document: ListDeadLetterSourc
 
 
 async def _sources(ask: Ask, name: str) -> list[str]:
-    """Names of the queues whose dead letters go to this queue. Raises NotFound if it does not exist."""
+    """Names of the queues whose dead letters go to this queue. Raises NotFound if this queue does not exist."""
     known = await ask.service.topics.all_settings()
     if name not in known:
         raise NotFound(f"there is no queue {name!r}")
@@ -76,7 +77,8 @@ async def _sources(ask: Ask, name: str) -> list[str]:
 
 
 async def _existing(ask: Ask, name: str, member: str) -> list[str]:
-    """Names of the queues whose dead letters go to this queue. Raises AwsError if it does not exist."""
+    """Names of the queues whose dead letters go to this queue. Raises AwsError if this queue does not exist. member:
+    field of the request that names this queue."""
     try:
         return await _sources(ask, name)
     except NotFound:
@@ -106,7 +108,8 @@ async def start_message_move_task(ask: Ask, document: StartMessageMoveTask) -> A
 
 
 async def _destination(ask: Ask, arn: str | None, source: str) -> str:
-    """Name of the queue that gets the messages; "": the queues in which they died. Raises AwsError, Forbidden."""
+    """Name of the queue that gets the messages; "": each goes back to the queue in which it died. Raises AwsError,
+    Forbidden."""
     if arn is None:
         return ""
     name = arns.queue_of_arn(arn, "DestinationArn")
@@ -121,7 +124,7 @@ async def _destination(ask: Ask, arn: str | None, source: str) -> str:
 
 
 async def _tasks(ask: Ask, name: str) -> list[Job[str]]:
-    """Jobs that are tasks of this queue, the latest first."""
+    """Bulk jobs that move dead letters of this queue, the latest first."""
     jobs = await ask.service.jobs.list_jobs(stale=False)
     return [job for job in reversed(jobs) if job.action in _ACTIONS and job.filter.topic == name]
 
@@ -138,7 +141,7 @@ async def list_message_move_tasks(ask: Ask, document: ListMessageMoveTasks) -> A
 
 
 def _shown(name: str, job: Job[str], left: int) -> dict[str, Any]:
-    """left: number of messages that a running task may still move."""
+    """Describe a job as a task of SQS. left: number of messages that the task may still move while it runs."""
     state, met = _STATES[job.state], job.done + job.refused
     if state == "COMPLETED" and job.refused:
         state = "FAILED"

@@ -1,4 +1,5 @@
-"""AWS JSON 1.0 as SQS speaks it: operations by name, documents, and errors with the codes of both protocols of SQS."""
+"""The protocol AWS JSON 1.0 of SQS: finds an operation by name, decodes its document, and writes errors with the codes
+of AWS JSON and of the older Query protocol."""
 
 import re
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ from hadelay.http.call import Call
 _JSON = "application/x-amz-json-1.0"
 _TARGET = "AmazonSQS."
 _MISSING = re.compile(r"Object missing required field `(\w+)`|.+, got `null`")
-#: A value of the right type that a document's limits refuse; other errors are of the type.
+#: Pattern of the decoder's error about a value that has the right type, but is beyond a limit; any other error is about
+#: a type.
 _BEYOND = re.compile(r"Expected `\w+` (of length )?([<>]|matching)")
-#: Beginning of SQS's errors in XML.
+#: Beginning of an error in XML, for clients that speak the Query protocol.
 _XML = '<?xml version="1.0"?><ErrorResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/"><Error><Type>'
-#: Codes of the old Query protocol for codes of the JSON protocol, where they differ: SDKs compare them, too.
+#: Error code of AWS JSON → code of the older Query protocol, where they differ: some SDKs compare the older code.
 _OLD_CODES = {
     "QueueDoesNotExist": "AWS.SimpleQueueService.NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
@@ -41,7 +43,7 @@ _OLD_CODES = {
 
 
 class Document(base.Document):
-    """A request's document. SQS ignores members that it does not know."""
+    """JSON document of a request. Unknown members are ignored, as in SQS."""
 
 
 class OfQueue(Document):
@@ -90,12 +92,12 @@ def _wrong(member: str, text: str) -> AwsError:
 
 
 def invalid(words: str) -> AwsError:
-    """The error of a member with an invalid value."""
+    """AWS's error for an invalid value. words: name of the member, and what is wrong."""
     return AwsError("InvalidParameterValueException", words)
 
 
 def old_code(code: str) -> str:
-    """A code as the Query protocol has it; in batch results, both protocols have this code."""
+    """Error code of the Query protocol for a code of AWS JSON. In results of a batch, both protocols use this code."""
     return _OLD_CODES.get(code, code)
 
 
@@ -111,7 +113,7 @@ def _refusal(call: Call, error: AwsError) -> Answer:
     return Answer(error.http_status, {"Content-Type": _JSON, "x-amzn-query-error": f"{old};{fault}"}, body)
 
 
-#: Codes of SQS for errors of the services.
+#: Class of an error of hadelay → error code of SQS.
 CODES = {
     NotFound: "QueueDoesNotExist",
     LimitReached: "RequestThrottled",
@@ -124,7 +126,8 @@ PROTOCOL = Protocol(_refusal, CODES)
 
 
 def named(ask: Ask, url: str, scope: str = "") -> str:
-    """Name of the queue of a URL. scope: needed for the queue; "" for any scope. Raises AwsError, Forbidden."""
+    """Name of the queue that a URL names. scope: scope that the token needs for the queue; "": any one is enough.
+    Raises AwsError, Forbidden."""
     name = check_topic(arns.queue_of_url(url))
     if scope:
         ask.access.need(scope, name)
@@ -134,7 +137,8 @@ def named(ask: Ask, url: str, scope: str = "") -> str:
 
 
 def need_own_shard(ask: Ask, member: str, queue: str, other: str) -> None:
-    """Raises AwsError if a queue that `member` names is in another shard than the queue `other`, which is here."""
+    """Raises AwsError if `queue` is in another shard than the queue `other`, which is in this shard. member: field of
+    the request that names `queue`."""
     if (shard := ask.router.owner(queue)) is not None:
         raise invalid(
             f"{member}: {queue!r} belongs to shard {shard}, and {other!r} to shard {ask.router.here}; messages stay in "

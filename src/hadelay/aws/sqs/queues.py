@@ -1,4 +1,5 @@
-"""Queues: create, find, list, delete and purge them. A queue is a topic; its URL names the host the client came by."""
+"""Creates, finds, lists, deletes and purges queues. A queue is a topic; its URL has the host at which the client
+reached the node."""
 
 import re
 from contextlib import suppress
@@ -17,7 +18,7 @@ from hadelay.aws.sqs.protocol import Document, Named, OfQueue, invalid, named, o
 from hadelay.errors import NotFound
 from hadelay.model import SEPARATOR
 
-#: Limit of the names in one page of a list.
+#: Limit of queues on one page of a list.
 PAGE = 1_000
 PageSize = Annotated[int, Meta(ge=1, le=PAGE)]
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
@@ -64,7 +65,7 @@ async def delete_queue(ask: Ask, document: OfQueue) -> None:
     await attributes.find(ask, name)
     await ask.service.topics.delete_topic(name, force=True, by=ask.access.actor)
     with suppress(NotFound):
-        await attributes.find(ask, name)  # this node now knows that the queue is gone: a send would create it again
+        await attributes.find(ask, name)  # apply the deletion here first: a send would create the queue again
 
 
 @operations.add("PurgeQueue", OfQueue)
@@ -87,7 +88,8 @@ async def _own_queues(ask: Ask, prefix: str) -> list[str]:
 
 
 async def _queues_of_all(run: Run, ask: Ask, document: ListQueues) -> Any:
-    """The page of all shards is the first names of a page of each: a token is a name, which means the same in each."""
+    """A page over all shards: the first queues, by name, of one page of each shard. A token has the name of a queue, so
+    it means the same in each shard."""
     names, more = await _own_queues(ask, document.QueueNamePrefix), False
     for answer in whole(await ask.parts(ask.router.others())):
         names += map(arns.queue_of_url, answer.get("QueueUrls", []))
@@ -104,8 +106,8 @@ async def list_queues(ask: Ask, document: ListQueues) -> Any:
 def page(
     ask: Ask, names: list[str], member: str, most: int | None, token: str | None, *, more: bool = False
 ) -> dict[str, object]:
-    """A page of queue URLs, by name. Without MaxResults, SQS gives the first 1,000 and no token. token: ARN of the last
-    queue of the page before. more: whether names follow behind these."""
+    """A page of queue URLs, sorted by name. Without MaxResults, the page has the first 1,000 and no token, as in SQS.
+    token: ARN of the last queue of the previous page. more: whether further queues follow after all `names`."""
     after = "" if token is None else arns.queue_of_arn(token, "NextToken")
     left = sorted(name for name in names if name > after)
     some = left[: most or PAGE]

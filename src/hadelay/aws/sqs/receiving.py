@@ -1,4 +1,4 @@
-"""ReceiveMessage: leases messages at the leader, to which other nodes relay the request as it came."""
+"""ReceiveMessage: leases messages. Only the leader leases, so other nodes relay the unchanged request to the leader."""
 
 import os
 import time
@@ -26,7 +26,7 @@ from hadelay.http.consume import hand_out
 _FIRST, _SOURCE = "ApproximateFirstReceiveTimestamp", "DeadLetterQueueSourceArn"
 #: Longest wait of a receive, in seconds, as in SQS.
 _LONGEST_S = 20
-#: System attributes that a receive may ask for.
+#: Names of system attributes that a receive may ask for.
 _KNOWN = frozenset(
     (
         "All", "SenderId", "SentTimestamp", "ApproximateReceiveCount", _FIRST, "SequenceNumber",
@@ -46,7 +46,7 @@ class ReceiveMessage(OfQueue):
 
     @property
     def names(self) -> Mapping[str, str]:
-        return {}  # it is sent to the leader of the queue's shard, on a connection of its own, since it may wait
+        return {}  # not forwarded as other operations: `hand_out` finds the shard's leader, since a receive may wait
 
 
 @operations.add("ReceiveMessage", ReceiveMessage)
@@ -87,13 +87,15 @@ async def _elsewhere(ask: Ask, leader: Leader, wait_ms: int) -> Answer:
 
 
 def _request_id(ask: Ask, queue: str, attempt: str | None) -> bytes:
-    """Id of a receive, which is the same in all tries of one call, and an attempt's in one queue only."""
+    """Idempotency id of a receive: the same in all tries of one call. An id that the client gives
+    (ReceiveRequestAttemptId) counts for one queue only."""
     key = attempt.encode() if attempt is not None else ask.retry_key
     return os.urandom(16) if key is None else blake2b(queue.encode() + b"\0" + key, digest_size=16).digest()
 
 
 def check_timeout(ask: Ask, seconds: int | None) -> int | None:
-    """Visibility timeout of a request in ms; None: the queue's timeout applies. Raises AwsError."""
+    """Check the visibility timeout of a request; returns it in ms, or None if the queue's timeout applies. Raises
+    AwsError."""
     longest = ask.limits.max_lease_ms // 1000
     if seconds is None:
         return None
@@ -141,8 +143,8 @@ async def _system(ask: Ask, message: Received[str], published_ms: int, wanted: f
 
 
 async def _first_ms(ask: Ask, message: Received[str]) -> int:
-    """Time at which a message was first received, in Unix ms. Histories are limited: of a message with a long one, the
-    first of its known hand-outs."""
+    """Time at which a message was first received, in Unix ms. A history keeps a limited number of events, so this is
+    the first hand-out that the history still has."""
     if message.attempt > 1:
         try:
             view = await ask.service.messages.describe(parse_id(message.id), body=False, stale=True)

@@ -20,14 +20,14 @@ from hadelay.errors import HadelayError
 from hadelay.model import PERIOD, Draft, encode_id
 from hadelay.rules import publishing
 
-#: Time for which a FIFO queue drops repetitions of a deduplication id, as in AWS.
+#: Time for which a FIFO queue drops messages with a deduplication id that it has had, in ms, as in AWS.
 _UNIQUE_MS = 300_000
-#: Limits of the ids of groups and of deduplication, in characters, and of a trace header.
+#: Limits in characters: of a group id or a deduplication id; and of a trace header.
 _LONGEST, _TRACE = 128, 1_024
 TRACE = "AWSTraceHeader"
-#: Meta of a message that is nothing but its text.
+#: Encoded meta of a message that has only a text, without attributes, group or trace.
 _TEXT = pack(Meta(values.TEXT))
-#: Options of a publish that a message attribute gives; SQS has members of its own for the others.
+#: Options of a publish that message attributes such as hadelay.key can set; for the other options, SQS has own members.
 _OPTIONS = frozenset(PublishQuery.__struct_fields__) - {"delay", "group"}
 
 
@@ -69,12 +69,12 @@ def _answer(queue: Queue, message: Message, message_id: int) -> dict[str, str]:
 
 
 def sequence(message_id: int) -> str:
-    """Sequence number of a message of a FIFO queue."""
+    """Sequence number of a message of a FIFO queue: the message's id in 20 decimal digits."""
     return f"{message_id:020d}"
 
 
 def _draft(ask: Ask, queue: Queue, message: Message) -> Draft:
-    """Raises HadelayError."""
+    """Make the message to publish from a message of the request. Raises HadelayError."""
     max_delay_ms, config = ask.call.context.max_delay_ms, ask.limits
     if not message.MessageBody:
         raise AwsError("MissingRequiredParameterException", "MessageBody: the body is empty")
@@ -96,7 +96,8 @@ def _draft(ask: Ask, queue: Queue, message: Message) -> Draft:
     meta = _system(message) | ({} if unique is None else {f"{SYSTEM}MessageDeduplicationId": unique[0]})
     traceparent = ask.headers.get("traceparent")
     if not (message.MessageAttributes or meta or traceparent) and group is None:
-        # Most messages are of this kind. draft_of would make the same draft, by as much work as all the rest here.
+        # Fast path for most messages: draft_of would make the same draft, but would take as long as the rest of this
+        # function.
         return Draft(queue.name, *times, 0, 0, _TEXT, body)
     item = BatchItem(queue.name, content_type=kind, group=group, meta=meta, **options)
     trace = publishing.check_traceparent((traceparent or "").encode("utf-8", "replace"))
@@ -126,7 +127,7 @@ def _options(given: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _system(message: Message) -> dict[str, str]:
-    """The system attributes of a message that its meta keeps. Raises AwsError."""
+    """Check the system attributes of a message; returns those that its meta keeps. Raises AwsError."""
     given = message.MessageSystemAttributes
     if not given:
         return {}
@@ -139,7 +140,8 @@ def _system(message: Message) -> dict[str, str]:
 
 
 def _fifo(queue: Queue, message: Message) -> tuple[str | None, tuple[str, bytes] | None]:
-    """(group, (deduplication id, its key) of a message of a FIFO queue). Raises AwsError."""
+    """(group, (deduplication id, client key made from this id)): group of a message, None without one; the inner tuple
+    for a FIFO queue, else None. Raises AwsError."""
     group, given = message.MessageGroupId, message.MessageDeduplicationId
     for member, text in (("MessageGroupId", group), ("MessageDeduplicationId", given)):
         if text is not None and not (0 < len(text) <= _LONGEST and text.isascii() and text.isprintable()):

@@ -15,7 +15,7 @@ from hadelay.aws.errors import AwsError
 from hadelay.aws.sqs.protocol import Document, invalid
 
 TEXT, ENVELOPE = "text/plain", "application/vnd.hadelay.sqs+json"
-#: Prefix of attributes that are options of the publish, and are not kept with the message.
+#: Prefix of message attributes that set options of the publish; they are not stored with the message.
 OPTION = "hadelay."
 #: Limits of SQS: number of attributes, and characters of a name and of a type.
 _MOST, _LONGEST = 10, 256
@@ -53,7 +53,7 @@ Values = Mapping[str, Value]
 
 
 def check_text(text: str, member: str) -> str:
-    """Text with no character that SQS forbids. Raises AwsError."""
+    """Return the text. Raises AwsError if it has a character that SQS forbids."""
     if not text.isprintable() and (wrong := _FORBIDDEN.search(text)):
         raise AwsError(
             "InvalidMessageContents",
@@ -91,7 +91,8 @@ def md5(text: str) -> str:
 
 
 def md5_of(values: Values) -> str:
-    """MD5 of attributes: by name; each name, type and value with its length; and one byte for text or bytes."""
+    """MD5 of attributes, as SDKs check it: over the attributes sorted by name; of each, name, type and value with their
+    lengths, and one byte that tells text from bytes."""
     digest = hashlib.md5(usedforsecurity=False)
     for name in sorted(values):
         value = values[name]
@@ -103,7 +104,7 @@ def md5_of(values: Values) -> str:
 
 
 def size_of(text: str, values: Values) -> int:
-    """Bytes that SQS counts: the text, and names, types and values of the attributes."""
+    """Size of a message in bytes, as SQS counts it: the text, and names, types and values of the attributes."""
     size = len(text.encode())
     for name, value in values.items():
         size += len(name.encode()) + len(value.DataType.encode()) + len(value.raw)
@@ -123,9 +124,9 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 
 def unpack(body: bytes, content_type: str, meta: Mapping[str, str]) -> tuple[str, dict[str, Value]]:
-    """Text and attributes of a received message, however it was published: of other publishers, the meta is attributes,
-    but for names with a prefix of ours; a body that is no text is in base64, as the attribute hadelay.encoding says.
-    """
+    """Text and attributes of a received message, which may have been published without SQS. Then its meta fields become
+    attributes, except those with a prefix of hadelay; a body that is no text is in base64, as the attribute
+    hadelay.encoding says."""
     if content_type == ENVELOPE:
         try:
             found = _decode(body)
@@ -145,12 +146,12 @@ def unpack(body: bytes, content_type: str, meta: Mapping[str, str]) -> tuple[str
     }
 
 
-#: Prefix of names in a message's meta for what SQS calls system attributes.
+#: Prefix of the names under which a message's meta keeps system attributes of SQS.
 SYSTEM = "sqs."
 
 
 def wanted(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
-    """The attributes that a receive asks for: by name, by the beginning of a name ("trace.*"), or all."""
+    """Select the attributes that a receive asks for: by name, by a prefix ("trace.*"), or all."""
     exact, prefixes = set[str](), list[str]()
     for name in names:
         if name in ("All", ".*"):
