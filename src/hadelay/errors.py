@@ -169,7 +169,7 @@ class DamagedFile(HadelayError):
         self.path, self.offset, self.what, self.size = path, offset, what, size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickle, which would call the class with the message alone."""
+        """Support pickle, which otherwise calls the class with the error's text as the only argument."""
         return partial(DamagedFile, size=self.size), (self.path, self.offset, self.what)
 
 

@@ -66,7 +66,8 @@ class Hadelay:
         self._consumers: list[tuple[Topics, Handler, dict[str, Any]]] = []
 
     def consumer(self, topics: Topics, **options: Any) -> Callable[[H], H]:
-        """Decorator: each process of the server calls the async function for every message of the topics.
+        """Decorator of an async function that handles the messages of the topics: each process of the server runs a
+        consumer, which calls the function for every message that it receives.
 
         options: concurrency, lease, tags, any_tags, order and on_error, as of `AsyncClient.work`.
         """
@@ -111,7 +112,7 @@ def _runner(tasks: App, client: AsyncClient) -> Runner:
 
 
 async def _keep_working(work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-    """Run a consumer until `stop` is set, again after an error such as a token that was revoked."""
+    """Run a consumer until `stop` is set; run it again after an error, such as a token that was revoked."""
     while not stop.is_set():
         try:
             await work()
@@ -137,8 +138,8 @@ async def _client(connection: HTTPConnection) -> AsyncIterator[AsyncClient]:
         ) from error
 
 
-#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`. If the route raises an error of
-#: the client that may pass, such as NoLeader, the response is 503.
+#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`. If the route raises a temporary
+#: error of the client, such as NoLeader, the response is 503.
 HadelayClient = Annotated[AsyncClient, Depends(_client)]
 
 

@@ -40,9 +40,9 @@ Answer = dict[str, Any]
 MAX_BODY = 16_000
 #: Limit of the characters of each body in a list of wake-ups.
 _PREVIEW = 200
-#: Limits of wake-ups in one answer: of a list, and of a receive.
+#: Limits of the number of wake-ups: in the answer of a list, and in the answer of a receive.
 _MOST_LISTED, _MOST_RECEIVED = 50, 5
-#: Limit of the events in one answer, which has the latest events.
+#: Limit of the events in an explanation of a wake-up, which leaves out the oldest events beyond it.
 _MOST_EVENTS = 20
 #: Limit of the wait of one receive, in seconds; nodes have the same limit.
 _LONGEST_WAIT_S = 60.0
@@ -87,7 +87,7 @@ class Wakeups:
     def __init__(self, client: AsyncClient, topic: str) -> None:
         self._client = client
         self._topic = topic
-        #: Tasks that give back the messages of cancelled receives.
+        #: Tasks that give back the messages of cancelled receives; `close` waits for them.
         self._returns: set[asyncio.Task[None]] = set()
         #: Leases that the agent received. It may settle no other leases, because they may be of other topics.
         self._leases: deque[str] = deque(maxlen=1_000)
@@ -322,7 +322,8 @@ class Wakeups:
         return None
 
     async def _give_back(self, request_id: str, lease: str) -> None:
-        """Give back the messages of a cancelled receive: a receive with the same request_id returns them once more."""
+        """Give back the messages of a cancelled receive: a receive with its request_id returns them once more, and a
+        nack makes them due again."""
         with suppress(HadelayError, OSError):
             messages = await self._client.receive(
                 self._topic, max=1, wait=0, lease=lease, request_id=request_id, timeout=2.0

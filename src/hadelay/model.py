@@ -24,7 +24,7 @@ DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
-#: The fourth action: the publish option `unique_for` alone uses the client key, and the message is stored without it.
+#: Fourth action for equal client keys: the key serves only the publish option `unique_for`, and is not stored.
 PERIOD = 3
 #: Value for the delay of a draft that means: use the topic's setting `delay`.
 OWN_DELAY = -1
@@ -165,7 +165,7 @@ class Draft(Struct, frozen=True, gc=False):
     idem: bytes | None = None
     #: Client key. It is in `meta`, too, except with PERIOD.
     key: bytes | None = None
-    #: action if a pending message has the same client key: KEEP, REPLACE or REJECT; or PERIOD
+    #: Action if a pending message has the same client key: KEEP, REPLACE, REJECT or PERIOD.
     on_conflict: int = KEEP
     #: Only with REPLACE: longest time, in ms, from the first of the replaced publishes to the due time; 0: no limit.
     max_wait_ms: int = 0

@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 FATAL = 70
 #: Timeout of handing leadership over when a leader stops, in seconds.
 _HAND_OVER_S = 3.0
-#: When the node stops: timeout of running webhook calls, and interval of checking them, in seconds.
+#: Timeout of running webhook calls when the node stops, in seconds.
 _CALLS_S = 5.0
+#: Interval of checking whether the webhook calls have ended, in seconds.
 _LOOK_S = 0.02
-#: Time before the log first says why the node is not ready, and the interval of its repeats, in seconds.
+#: Time after which the log first says why the node is not ready, and interval of its repetitions, in seconds.
 _PATIENCE_S, _REMIND_S = 3.0, 60.0
 #: Timeout of the last checkpoint, in seconds. Without this checkpoint the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
@@ -79,7 +80,7 @@ RESERVE = 1_024
 #: Number of file descriptors kept, like RESERVE, when the process may open few files: the same connections and spares,
 #: and 192 for the node's own files.
 _SMALL_RESERVE = 512
-#: Smallest limit of open files with which a node starts: the small reserve, and some sockets for clients.
+#: Smallest limit of open files with which a node starts: _SMALL_RESERVE, and some sockets for clients.
 LEAST = 768
 #: Fields of log lines that are never shortened, because clients have no influence on them.
 _WHOLE = frozenset(("event", "exception", "stack"))
@@ -88,7 +89,8 @@ log = structlog.get_logger("hadelay")
 
 
 def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node: None) -> int:
-    """Run one node until a signal; `ready` is called once, when it can serve. Returns the exit code."""
+    """Run one node until a signal stops it. `ready` is called once, as soon as the node can serve. Returns the exit
+    code."""
     set_up_logs(config.log, config.node.name)
     log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
     config, sockets = divide(config, raise_limit())

@@ -22,7 +22,7 @@ def problem(where: str) -> str:
         return f"{where}: a URI has two slashes, {found[1].lower()}://…" if found else ""
     try:
         parts = urlsplit(where)
-    except ValueError as error:  # urlsplit raises it for a bracket without its pair, for example
+    except ValueError as error:  # urlsplit raises ValueError for a bracket without its pair, for example
         return f"{where.partition('://')[0]}://…: not a URI: {error}"
     if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
         return (

@@ -49,10 +49,10 @@ def verify(headers: Mapping[str, str], body: bytes, secret: str | Sequence[str],
         if not (value := found.get(name)) or not value.isascii():
             raise VerificationError(f"the header {name} is {'not ASCII' if value else 'missing'}")
     if "." in found[_ID] and not found[_ID].startswith("dead-"):
-        # Refuse other ids with a dot, because the signature covers `id.timestamp.body`. If a body begins with a time
-        # and a dot, an attacker could send this time as the timestamp, the real id and timestamp as the id, and the
-        # rest as the body: the signature would match. Ids of messages have no dot, and the bodies of alerts begin with
-        # a brace.
+        # Refuse an id with a dot, unless it is an alert's (dead-…), because the signature covers `id.timestamp.body`.
+        # If a body begins with a time and a dot, an attacker could send this time as the timestamp, the real id and
+        # timestamp as the id, and the rest as the body: the signature would match. Ids of messages have no dot, and the
+        # bodies of alerts begin with a brace.
         raise VerificationError(f"{_ID} is not the id of a message or an alert")
     if not re.fullmatch(r"\d{1,12}", found[_TIMESTAMP]):
         raise VerificationError(f"{_TIMESTAMP} is not a time in Unix seconds")
@@ -87,9 +87,9 @@ def secret_problem(secret: str) -> str:
 
 
 def new_secret_problem(secret: str) -> str:
-    """Describe what is wrong with a secret that is to be set; "" for a valid one. Topics may still have secrets without
-    the prefix from before; the libraries of Standard Webhooks take each secret for base64, so they cannot verify
-    those."""
+    """Describe what is wrong with a secret that is to be set; "" for a valid one. A new secret needs the prefix,
+    because the libraries of Standard Webhooks take each secret for base64. Topics may still have secrets without the
+    prefix, which were set before this rule; those libraries cannot verify their calls."""
     if secret.startswith(PREFIX):
         return secret_problem(secret)
     size = f"{MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes"

@@ -43,7 +43,7 @@ def either(words: Sequence[str]) -> str:
 
 def error_group(event: str | None, reason: str | None) -> str:
     """Group of dead letters by their last error: its reason with # in place of each number, so that 30 s and 31 s are
-    one group. event: what ended the attempt, used without a reason; None if no attempt failed."""
+    one group. event: event that ended the last attempt, used if there is no reason; None if no attempt failed."""
     if reason:
         return _NUMBERS.sub("#", reason)
     return "no attempt failed" if event is None else event.replace("_", " ")

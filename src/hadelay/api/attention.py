@@ -40,13 +40,14 @@ class Row(Document, Generic[At], frozen=True):
     """One problem in the report. Its members are always sent, except `topic` and `message`."""
 
     kind: Kind
-    #: bad: messages are not handled, or the cluster is at risk. warn: look at it today.
+    #: bad: messages are not handled, or the cluster is at risk. warn: an administrator should look at the problem
+    #: today.
     severity: Literal["bad", "warn"]
     #: Kind and name of the thing that has the problem. For a message group, `name` is the group's name.
     what: Literal["topic", "schedule", "group", "node", "cluster"]
     name: str
     sentence: str
-    #: Size of the problem: messages, calls, entries, days; the sentence says what it counts.
+    #: Size of the problem: a number of messages, calls, entries or days; the sentence says of which.
     number: int
     #: Time at which the problem began; None: unknown.
     since: At | None

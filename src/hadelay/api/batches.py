@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType, field
 from hadelay.api.base import At, Document, Duration, Request, words
 
 On = Literal["complete", "success", "death"]
-#: Texts of the API for the enum On of codec/batches.py, in the order of its values.
+#: Names in the API of the values of the enum On (codec/batches.py), in the order of these values.
 ONS: tuple[On, ...] = get_args(On)
 #: States of a batch. open: messages can join; sealed: no message can join; cancelled: its waiting members are being
 #: cancelled; done: all members are settled; expired: its lifetime ended before all members were settled.

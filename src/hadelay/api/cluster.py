@@ -43,11 +43,13 @@ class TookOver(Document, frozen=True):
     hour: str
     second: int
     local_index: int
-    #: Number of messages found that fell due in seconds before the take-over and were still to be delivered.
+    #: Number of messages that fell due before the take-over and were still to be delivered, as far as the leader found
+    #: them.
     overdue: int
-    #: Number of leases that earlier leaders granted.
+    #: Number of messages that were leased by grants of earlier leaders.
     leases: int
-    #: Lateness of the first owed message in the dispatch cursor's second or later; 0 if there is none.
+    #: Lateness of the first message in the dispatch cursor's second or later that was still to be delivered; 0 if there
+    #: was none.
     lag_ms: int
 
 
@@ -56,7 +58,7 @@ class Term(Document, Generic[At], frozen=True):
 
     term: int
     leader: str
-    #: Cluster time at which the leader took over, or at which the answering node first heard it.
+    #: Cluster time at which the leader took over, or at which the answering node first heard of this leader.
     since: At
     #: Why leadership changed, in words for people; None: the answering node does not know.
     why: str | None
@@ -71,12 +73,12 @@ class BackupOut(Document, Generic[At], frozen=True):
     node: str
     #: Cluster time at which the backup began.
     at: At
-    #: Size of all files of the backup, and number of bytes that were read from the member: files that an earlier backup
-    #: has are not read again.
+    #: Size of all files of the backup.
     bytes: str
+    #: Number of bytes that were read from the member: files that an earlier backup has are not read again.
     read_bytes: str
-    #: complete: the reader reported that it had copied all files. incomplete: the reader ended without this report, or
-    #: stopped reading.
+    #: State of the backup. complete: its reader reported that it had copied all files. incomplete: its reader released
+    #: the snapshot without this report, or stopped reading.
     outcome: Literal["running", "complete", "incomplete"]
 
 
@@ -160,7 +162,8 @@ class Quorum(Document, frozen=True):
 
 
 class ReleaseQuery(Request):
-    #: Whether the reader copied all files that it needed. The list of backups in `GET /v1/cluster` shows it.
+    #: Whether the reader copied all files that it needed from the snapshot. The list of backups in `GET /v1/cluster`
+    #: shows it.
     complete: bool = False
 
 

@@ -82,8 +82,9 @@ class CountJob(JobRequest):
 class JobCount(Document, Generic[At], omit_defaults=False, frozen=True):
     """Answer to one request of a count, which covers a part of the messages; add up the numbers of all answers."""
 
-    #: matched: number of messages that the job would change; leased: number of messages left out as they are leased.
+    #: Number of messages that the job would change.
     matched: int
+    #: Number of messages that the job would leave unchanged because they are leased.
     leased: int
     #: Earliest and latest due time of the counted messages; for dead letters, time of death.
     first: At | None
@@ -106,7 +107,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     delay: str | None = None
     deliver_at: At | None = None
     rate: float | None = None
-    #: For `transfer`: topic that gets the messages; None: the topics in which they died.
+    #: For `transfer`: topic that gets the messages; None: each message goes back to the topic in which it died.
     into: str | None = None
     #: For `fill`: the new subscription that gets the copies, such as orders~billing.
     subscription: str | None = None
@@ -122,7 +123,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     done: int
     #: Number of messages left unchanged because they were leased when the job reached them.
     leased: int
-    #: Number of messages that ended before the job reached them.
+    #: Number of messages left unchanged because they were settled before the job reached them.
     settled: int
     #: Number of messages left unchanged because they were retried, rescheduled, redriven or transferred since the job
     #: began.

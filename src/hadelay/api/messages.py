@@ -7,7 +7,7 @@ from msgspec import UNSET, field
 from hadelay.api.base import At, Document, Duration, Instant, Request, words
 from hadelay.model import Event, State
 
-#: State of the messages that a purge ends.
+#: States of messages that a purge can select: it cancels scheduled and ready messages, and deletes dead letters.
 PurgedState = Literal["scheduled", "ready", "dead"]
 
 

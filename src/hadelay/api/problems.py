@@ -16,7 +16,8 @@ from hadelay.errors import HadelayError, OutcomeUnknown
 #: Exceptions raised by decoding an answer that no node sent.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-#: Bytes in the answer of a node link (docs/spec/node-link.md), and first bytes of a TLS alert, as Python shows them.
+#: Signs in an answer, as Python shows bytes, that a request went to a wrong address: text that a node link answers
+#: (docs/spec/node-link.md), and first bytes of a TLS alert.
 _NODE_LINK, _TLS_ALERT = "hadelay-link", r"\x15\x03"
 #: OpenSSL's error reasons if a server answers a TLS handshake with plain text.
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}

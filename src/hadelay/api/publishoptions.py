@@ -58,7 +58,8 @@ class Option(NamedTuple):
     #: Field of Draft that says whether a message has this option; only for an option that needs a feature level of its
     #: own.
     draft: str = ""
-    #: Feature level that the option needs: until the cluster has switched to it, nodes refuse such publishes.
+    #: Feature level that the option needs: until the cluster has switched to this level, nodes refuse publishes with
+    #: the option.
     level: int = FIRST_LEVEL
     #: Whether many messages have the option: http/publish.py has a fast path for batch items with usual options only.
     usual: bool = False

@@ -9,7 +9,7 @@ from hadelay.model import State
 
 CatchUp = Literal["one", "none", "all"]
 Overlap = Literal["allow", "skip", "wait"]
-#: Texts of the API for the enums CatchUp and Overlap, in the order of the enums' values.
+#: Names in the API of the values of the enums CatchUp and Overlap, in the order of these values.
 CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 

@@ -25,9 +25,10 @@ class Receipts(Struct):
 
     ids: list[int]
     deliver_at_ms: list[int]
-    #: Rows that repeat an earlier publish under the same idempotency key; they have its id and deliver_at_ms.
+    #: Rows of messages that repeat an earlier publish under the same idempotency key: their values in `ids` and
+    #: `deliver_at_ms` are those of the earlier messages.
     duplicates: frozenset[int] = frozenset()
-    #: Row → error of a refused message. The id and deliver_at_ms of such a row mean nothing.
+    #: Row → error of a refused message, whose values in `ids` and `deliver_at_ms` mean nothing.
     problems: dict[int, HadelayError] = {}
     #: Row → id of the message that this row's message replaced (on_conflict = replace).
     replaced: dict[int, int] = {}
@@ -58,7 +59,7 @@ class ReceiveRequest(Struct):
     listed: bool = False
     #: Limit of messages of one message group in the answer.
     group_max: int = 1
-    #: Name of the node that relayed the receive, as the request says; "" without one.
+    #: Name of the node that relayed the receive, as a header of the request says; "" if no node did.
     node: str = ""
 
 
@@ -68,7 +69,8 @@ class Handed(NamedTuple):
     messages: list[Received[str]]
     #: Function that the caller must call once the answer is written.
     answered: Callable[[], None] = lambda: None
-    #: Time of the publish of each message, in Unix ms; computed as it is read, and readable once.
+    #: Times at which the messages were published, in Unix ms. They can be read only once, because an iterator computes
+    #: them.
     published_ms: Iterable[int] = ()
 
 

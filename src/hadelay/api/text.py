@@ -46,7 +46,7 @@ INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, o
 
 
 def parse_duration(name: str, value: object) -> int:
-    """Parse a duration, text or a number of seconds, into ms. name: of the field, for errors."""
+    """Parse a duration, text or a number of seconds, into ms. name: name of the field, for error texts."""
     if type(value) is int and 0 <= value < LARGEST_MS // 1000:
         return value * 1000
     if type(value) is str and (whole := _WHOLE.fullmatch(value)):
@@ -98,7 +98,8 @@ def format_duration(ms: int) -> str:
 
 
 def parse_instant(name: str, value: object) -> int:
-    """Parse a time, RFC 3339 text or Unix milliseconds, into Unix ms. 0 means now. name: of the field, for errors."""
+    """Parse a time, RFC 3339 text or Unix milliseconds, into Unix ms. 0 means now. name: name of the field, for error
+    texts."""
     if type(value) is int and SMALLEST_INSTANT_MS <= value < LARGEST_MS:
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):

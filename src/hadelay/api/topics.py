@@ -38,9 +38,10 @@ class GroupHead(Document, Generic[At], frozen=True):
     deliver_at: At
     #: Number of hand-outs so far.
     attempt: int
-    #: Begin of the lease of a leased message, and its consumer; due time of a ready message. Omitted for other states,
-    #: and for a lease that is not the last event in the message's history.
+    #: Begin of the lease of a leased message; due time of a ready message. Omitted in other states, and if the lease is
+    #: not the last event in the message's history.
     since: At | None = None
+    #: Consumer that has leased the message. Omitted for a message that is not leased, and where `since` is omitted.
     consumer: str | None = None
 
 
@@ -82,8 +83,8 @@ class GroupsQuery(Request):
 class Groups(Document, Generic[At], frozen=True):
     #: Groups in which a due message waits, the longest wait first, then groups with most blocked messages; at most 100.
     groups: list[GroupOfTopic[At]]
-    #: Whether all groups were looked at: at most 10,000 are. Of each topic, the group with the longest wait is always
-    #: among those.
+    #: Whether the node looked at all groups. It looks at no more than 10,000, which include the group with the longest
+    #: wait of each topic.
     complete: bool
     #: Shards that do not answer, whose groups are left out.
     missing: tuple[int, ...] = ()

@@ -10,9 +10,11 @@ from typing import Any
 from hadelay.words import span
 
 _instant = datetime.fromisoformat
-#: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
+#: A receive waits at most 60 s. If the last one began longer ago than this, the verdict says that no consumer asks for
+#: messages, even if one is still listed as waiting.
 _SILENT_MS = 90_000
-#: The same time for consumers without a waiting receive: they may be busy with messages. Shorter than _SILENT_MS.
+#: Time since the last receive after which the verdict says that no consumer asks for messages, if no receive waits. A
+#: consumer asks again within this time, unless it is busy with messages or has stopped.
 _BUSY_MS = 5_000
 #: Limit of the consumers that a verdict names.
 _NAMED = 5

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hadelay.api.attention import Attention, Kind, Row
 
-#: Kind of problem → heading of a fold with such problems, and text of a topic's badge.
+#: Kind of problem → heading of a folded list of such problems, which is also the text of a topic's badge.
 WORDS: dict[Kind, str] = {
     "receiver": "receiver fails", "group": "group is stuck", "idle": "nobody consumes", "deaths": "messages died",
     "schedule": "schedule has problems", "drained": "node is drained", "leader": "leader changes",

@@ -55,7 +55,7 @@ async def _page(visit: Visit) -> Batches:
 
 
 def _first(page: Batches) -> str:
-    """Key of the first batch of a page: if another batch is the first one, the open page is read anew."""
+    """Key of the first batch of a page. Once a new batch is the first one, an open page reloads its list."""
     return page.batches[0].batch if page.batches else "none"
 
 

@@ -76,7 +76,7 @@ def live_letters(visit: Visit) -> tuple[str, Any]:
 
 
 def counted(visit: Visit, noun: str, state_of: Callable[[Topic[str]], str]) -> tuple[str, Any]:
-    """Stream of a page whose title has a number of messages of a topic. The page reads its lists anew when the value of
+    """Stream of a page whose title has a number of messages of a topic. The page reloads its lists when the value of
     `state_of` changes."""
     visit.need("read", visit.topic)
 

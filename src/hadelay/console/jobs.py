@@ -22,7 +22,7 @@ from hadelay.words import span
 
 pages = Pages()
 
-#: Actions of jobs, and what a page calls them.
+#: Action of a job → name of the action on pages, for the actions that a form offers.
 _ACTIONS = {
     "cancel": "Cancel",
     "reschedule": "Reschedule",
@@ -31,7 +31,7 @@ _ACTIONS = {
     "delete_dead": "Delete dead letters",
     "transfer": "Move to another topic",
 }
-#: Names of all actions of jobs for people. A form offers all but `fill`, which only a new subscription begins.
+#: Action of a job → name of the action on pages, for all actions; only a new subscription begins the action `fill`.
 _NAMES = {**_ACTIONS, "fill": "Fill a subscription"}
 _FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to", "retrying")
 #: Field of the form for a new due time → field of the API.
@@ -44,8 +44,8 @@ _KNOWN = 0.02
 FIELDS = ("action", *_FILTER, *_CHANGES, "into", "rate")
 #: Number of jobs in the table, which has the latest ones.
 _SHOWN = 100
-#: Fields in the address of the next part of a count: position in the index, and numbers so far. And largest value of
-#: hour and index.
+#: Fields in the address that returns the next part of a count: position in the index (hour and index), and numbers of
+#: messages counted so far. And largest valid value of hour and index.
 _SUMS, _LARGEST = ("hour", "index", "matched", "leased"), (1 << 32) - 1
 #: Time limit of the count before a job begins, in seconds.
 _RECOUNT_S = 5.0
@@ -115,8 +115,8 @@ def _spec(visit: Visit, asked: dict[str, str]) -> JobSpec:
 
 @pages.get("/console/jobs/count")
 async def count(visit: Visit) -> Answer:
-    """One part of a count, which takes about a second; htmx asks for the next part at once. The address has the numbers
-    so far: only this person sees them, and they change nothing."""
+    """One part of a count, which takes about a second; htmx asks for the next part at once. The address carries the
+    numbers counted so far. The node does not check them: only this person sees them, and no job depends on them."""
     asked = {name: visit.query.get(name, "").strip() for name in FIELDS}
     spec = _spec(visit, asked)
     hour, index, matched, leased = (whole(visit.query.get(name, "0"), 15) or 0 for name in _SUMS)
@@ -139,7 +139,7 @@ async def count(visit: Visit) -> Answer:
 
 
 def _list_of(asked: dict[str, str]) -> str:
-    """Address of a list with exactly the messages of a job's filter; "" if no list has these."""
+    """Address of a list with exactly the messages of a job's filter; "" if no list can show exactly these."""
     given, dead = {name for name in _FILTER if asked[name]}, asked["action"] in ("redrive", "delete_dead")
     if any(letter in asked["topic"] for letter in "*?["):
         return ""

@@ -26,8 +26,8 @@ log = structlog.get_logger("hadelay")
 MOST = 300
 #: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0
-#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together. The
-#: limit of the CPU time, in seconds, bounds the pause.
+#: Pause after a rendering, as a multiple of its CPU time: 33 means at most 3 % of a core for all pages together. And
+#: limit of the CPU time that counts, in seconds, so that the pause is not too long.
 _PAUSE, _MOST_S = 33, 0.5
 
 #: Frame, one update of a page: `html` maps ids of elements to their new HTML; console.js reads the other members.

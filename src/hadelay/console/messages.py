@@ -139,8 +139,9 @@ class Page(NamedTuple):
     total: int | None
     #: Number of messages on the pages before this one.
     before: int = 0
-    #: Query of the page before this one, and of the next one; None: there is none.
+    #: Query of the page before this one; None on the first page.
     previous: dict[str, str] | None = None
+    #: Query of the next page; None on the last page.
     following: dict[str, str] | None = None
 
 

@@ -62,7 +62,8 @@ async def values_of(visit: Visit) -> dict[str, Any]:
 
 
 class _Shard(NamedTuple):
-    """A shard, with the consoles of its nodes. leader: "" if the shard does not answer."""
+    """A shard, with the names of its nodes and the addresses of their consoles. leader: name of the shard's leader; ""
+    if the shard does not answer."""
 
     shard: int
     here: bool

@@ -36,7 +36,7 @@ class _Timed(Generic[T]):
                 self._clock.spent_s += time.thread_time() - began
             try:
                 yield waits_for
-            except BaseException as error:  # pass it on to the coroutine: it may be a cancellation
+            except BaseException as error:  # pass the error on to the coroutine: a cancellation must reach it
                 step = partial(steps.throw, error)
             else:
                 step = partial(next, steps)

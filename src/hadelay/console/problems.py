@@ -14,7 +14,8 @@ from hadelay.errors import BadRequest, HadelayError
 _MOST = 400
 #: Beginning of an error's text that names a field, such as "lifetime: …" or "filter.tags: …".
 _FIELD = re.compile(r"([a-z_.]+): (?=\S)")
-#: Pattern of the first word of a text, if the word may get a capital letter: it is no name of a setting, and no number.
+#: Pattern of the first word of a text, if the word may get a capital letter: names of settings and numbers do not
+#: match.
 _WORD = re.compile(r"[a-z]+(?=[ ,:;])")
 
 
@@ -34,8 +35,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Flash(msgspec.Struct, array_like=True, frozen=True):
-    """What the next page shows once: the outcome of an action, its problem, and the name and secrets of a token that it
-    created."""
+    """Texts that the next page shows once: the outcome of an action, its problem, and the name and secrets of a token
+    that it created."""
 
     notice: str = ""
     problem: Problem = Problem("")

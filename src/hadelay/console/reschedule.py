@@ -81,12 +81,13 @@ def _asked(visit: Visit, how: str, when: str, expected: str) -> tuple[int, bool,
         due = Instant(parse_instant("expected", expected)) if expected else None
         document = Reschedule(**{field: value}, expected_deliver_at=due)
         return new_due_time(visit.call.context.max_delay_ms, document)
-    except BadRequest as error:  # the error names the field of the API, and the form has another one
+    except BadRequest as error:  # the text begins with the field of the API, which the form does not have
         raise Wrong("when", error.detail.removeprefix(f"{field}: ")) from None
 
 
 def _instant(text: str, zone: ZoneInfo, now_ms: int) -> int:
-    """Unix ms of a text. A time of day is the next one in the zone; other texts are times as all forms take them."""
+    """Unix ms of a text. A time of day, such as 18:00, is the next one in the zone; any other text is a time as in all
+    forms."""
     if (clock := _CLOCK.fullmatch(text)) is None:
         return max(to_instant("deliver_at", text.replace(" ", "T"), 0, zone), 0)
     here = datetime.fromtimestamp(now_ms / 1000, zone)

@@ -18,7 +18,7 @@ from hadelay.rules.access import need_job
 
 pages = Pages()
 
-#: Time after which an open page reads its lists anew, in ms.
+#: Interval at which an open page reloads its lists, in ms.
 _AGAIN_MS = 10_000
 
 
@@ -46,8 +46,8 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 def _state(visit: Visit, topic: Topic[str]) -> str:
-    """Value whose change makes an open page read its lists anew. It changes with the number of messages, and from time
-    to time, because messages may fail again while their number stays the same."""
+    """Value whose change makes an open page reload its lists. It changes with the number of messages, and every
+    _AGAIN_MS, because messages may fail again while their number stays the same."""
     period = visit.service.access.now_ms() // _AGAIN_MS if topic.retrying else 0
     return f"{topic.retrying} {period}"
 

@@ -22,14 +22,15 @@ from hadelay.server.service.overview import Recent, TopicCounts, Totals
 
 log = structlog.get_logger("hadelay")
 
-#: Time between two samples in seconds, and number of samples that are kept: an hour.
+#: Time between two samples in seconds, and number of samples that are kept: together an hour.
 EVERY_S, KEPT = 10.0, 360
 #: Limits of the number of topics with samples of their own: the busiest topics, and topics whose pages were viewed
 #: last.
 BUSIEST, LOOKED_AT = 200, 50
 #: Number of samples after which the busiest topics are selected again.
 _CHOOSE = 30
-#: Seconds for which callers share one reading of the counters; seconds over which rates are computed.
+#: Time in seconds for which callers share one reading of the counters; length in seconds of the period over which rates
+#: are computed.
 _FRESH_S, _WINDOW_S = 1.8, 10.0
 #: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU. While somebody
 #: looks at a page, the pause is half of that.
@@ -156,7 +157,7 @@ class Sampler:
         return Look(totals, recent, *rates)
 
     def looked_at(self, topic: str) -> None:
-        """Keep samples of a topic that somebody looks at."""
+        """Keep samples of a topic whose page somebody has open."""
         self._looked_at[topic] = None
         self._looked_at.move_to_end(topic)
         while len(self._looked_at) > LOOKED_AT:

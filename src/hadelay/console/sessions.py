@@ -21,10 +21,12 @@ _LONGEST = 400
 class Session(msgspec.Struct, array_like=True, frozen=True):
     #: Random name of the session, which nobody can guess.
     name: str
-    #: Id of the token: each request is admitted with it anew, so a revoked token ends the session.
+    #: Id of the token with which the person signed in. Each request checks the token anew, so a revoked token ends the
+    #: session.
     token_id: str
-    #: Cluster times, in Unix ms: of the sign-in, and of the last use that the cookie records.
+    #: Cluster time of the sign-in, in Unix ms.
     opened_ms: int
+    #: Cluster time of the last use that the cookie records, in Unix ms.
     used_ms: int
 
     @property

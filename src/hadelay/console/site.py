@@ -64,7 +64,7 @@ _TITLES: dict[type[HadelayError], str] = {
 #: Time for which visitors share a report of what needs attention, and limit of the wait for one, in seconds; limit of
 #: the number of shared reports.
 _REPORT_S, _REPORT_WAIT_S, _REPORTS = 2.0, 1.0, 100
-#: Time after which an open list is read anew, in seconds.
+#: Interval at which an open list is reloaded, in seconds.
 _AGAIN_S = 10
 #: Modules that declare the console's pages.
 _PARTS = (
@@ -325,7 +325,7 @@ def _frame(visit: Visit) -> tuple[str, Make]:
 
 
 def _again(visit: Visit) -> tuple[str, Make]:
-    """Stream of a list, which console.js reads anew every ten seconds."""
+    """Stream of a list, which console.js reloads every ten seconds."""
 
     async def frame() -> Frame:
         return {"state": str(time.monotonic() // _AGAIN_S)}

@@ -31,7 +31,8 @@ pages = Pages()
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
-#: (tone, sentence) that is shown without a leader, in place of the reason why messages wait.
+#: (tone, sentence) without a leader, in place of the reason why messages wait. A tone is the severity of a sentence:
+#: bad, warn, good, or off for a sentence that is neither good nor bad.
 _NOBODY_KNOWS = "off", "Nobody knows what is ready: there is no leader."
 #: Age of a topic's oldest ready message, in ms, from which on its consumers, or its webhook's receiver, are too slow.
 _SLOW_MS = 10_000
@@ -180,8 +181,8 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
 
 
 async def _leader_page(visit: Visit) -> str:
-    """Address of the topic's page on the leader, because the leader calls the webhooks; "" on the leader, and without a
-    leader."""
+    """Address of the topic's page on the leader, which calls the webhooks and so knows the answers to these calls; ""
+    on the leader, and without a leader."""
     leader = visit.service.leader_name
     if leader is None or leader == visit.service.node:
         return ""
@@ -191,8 +192,8 @@ async def _leader_page(visit: Visit) -> str:
 
 
 def said(topic: Topic[str], problems: Sequence[Row[str]], at: str) -> list[tuple[str, str]]:
-    """(tone, sentence) about the topic at the time `at`: its problems, retries, and whether messages wait. No tone is
-    "good" while there are problems or retries."""
+    """(tone, sentence) about the topic at the time `at`, tone being the severity: its problems, its retries, and
+    whether messages wait. No tone is "good" while there are problems or retries."""
     found = [(row.severity, row.sentence) for row in problems]
     if topic.retrying:
         many = "message waits" if topic.retrying == 1 else "messages wait"
@@ -202,7 +203,7 @@ def said(topic: Topic[str], problems: Sequence[Row[str]], at: str) -> list[tuple
 
 
 def waits(topic: Topic[str], at: str) -> tuple[str, str]:
-    """(tone, sentence): whether messages of the topic wait at the time `at`, and why."""
+    """(tone, sentence), tone being the severity: whether messages of the topic wait at the time `at`, and why."""
     late_ms = topic.oldest_ready_age_ms
     if topic.paused and not topic.ready:
         return "off", "The topic is paused: what falls due waits."
@@ -218,8 +219,8 @@ def waits(topic: Topic[str], at: str) -> tuple[str, str]:
 
 
 def receiver(topic: Topic[str], minute: TopicCounts | None, *, fails: bool = False) -> tuple[str, str]:
-    """(tone, sentence) about the receiver of a topic's webhook; empty without a webhook. fails: whether the report of
-    problems says that the receiver fails."""
+    """(tone, sentence) about the receiver of a topic's webhook, tone being the severity; empty without a webhook.
+    fails: whether the report of problems says that the receiver fails."""
     late_ms = topic.oldest_ready_age_ms or 0
     if topic.webhook is None:
         return "", ""
@@ -236,7 +237,7 @@ def receiver(topic: Topic[str], minute: TopicCounts | None, *, fails: bool = Fal
 
 
 def _health(visit: Visit, topic: Topic[str]) -> list[tuple[str, str]]:
-    """(tone, sentence) about the calls to a topic's webhook; empty without a webhook."""
+    """(tone, sentence) about the calls to a topic's webhook, tone being the severity; empty without a webhook."""
     if topic.webhook is None:
         return []
     leader, found = visit.service.leader_name, visit.service.overview.receiver(topic.topic)
@@ -248,7 +249,7 @@ def _health(visit: Visit, topic: Topic[str]) -> list[tuple[str, str]]:
 
 
 def health(found: Health, now_ms: int) -> list[tuple[str, str]]:
-    """(tone, sentence) about the answers of a webhook's receiver, the present state first."""
+    """(tone, sentence) about the answers of a webhook's receiver, the present state first; tone being the severity."""
     if not found.calls:
         return [("off", "No call was answered since this node leads, or since the URL was set.")]
     last = f"HTTP {found.status}" if found.status else "no answer"

@@ -31,7 +31,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MAX_FORM, _MAX_FIELDS = 256 << 10, 1_100
 #: Pattern of the path under which a proxy serves a node.
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,8}")
-#: Time for which a browser keeps what the next page shows once, in seconds.
+#: Lifetime of the cookie with the texts that the next page shows once, in seconds.
 _FLASH_S = 30
 #: Pattern of the paths to which a browser may be redirected after the sign-in.
 NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:*,-]*")
@@ -152,7 +152,8 @@ class Visit:
         return self._form.get(name, [])
 
     def problem_of(self, error: HadelayError) -> Problem:
-        """Describe an error in words for people, at the field of the form or of the query that it names."""
+        """Describe an error in words for people. If the error names a field of the form or of the query, the page shows
+        the words at this field."""
         return problem_of(error, self._form if self.call.request.method == "POST" else self.query)
 
     def fields(self) -> dict[str, str]:
@@ -174,7 +175,8 @@ class Visit:
         return as_answer(200, {}, text, packs=self.packs)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """HTML of a part of a page. It must not depend on the visitor, but for the zone: streams share it."""
+        """HTML of a part of a page. The HTML must not depend on the visitor, except for the time zone, because a stream
+        sends it to several visitors."""
         return str(self.site.renderer.block(template, values, self.zone))
 
     def under(self, html: str) -> str:
@@ -238,7 +240,8 @@ class Pages:
     def __init__(self) -> None:
         #: Routes of pages and actions: (method, path, handler).
         self.all: list[tuple[str, str, Handler]] = []
-        #: (path, handler) of streams of server-sent events; the handler returns (name of the content, maker of frames).
+        #: (path, handler) of streams of server-sent events; the handler returns (name of the content, function that
+        #: makes a frame).
         self.streams: list[tuple[str, LiveHandler]] = []
 
     def get(self, path: str) -> Callable[[H], H]:

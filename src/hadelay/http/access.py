@@ -157,8 +157,9 @@ class Authenticator:
         self._by_hash: dict[bytes, Token] = {}
         self._known: dict[str, RequestRights] = {}
         self._has_admin = False
-        #: Cluster time at which the next token expires, and monotonic time until which no check for expiry is needed.
+        #: Cluster time at which the next token expires; None: no token expires.
         self._next_ms: int | None = None
+        #: Monotonic time until which no check for expired tokens is needed.
         self._until = 0.0
 
     def look(self) -> None:

@@ -32,7 +32,7 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     return lines.encode("utf-8", "surrogateescape")
 
 
-#: Header lines of most answers.
+#: Header lines of answers whose body is JSON, which most answers are.
 JSON_LINES = header_lines(JSON_TYPE)
 
 

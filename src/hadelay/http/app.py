@@ -46,8 +46,8 @@ for _part in (publish, messages, jobs, consume, topics, schedules, completion, c
 
 class HttpServer(Context):
     """The HTTP server of one node. sockets: see HttpListener. more: routes in addition to those of the API. doors:
-    routes of the AWS services; the address `http.aws_listen` serves only these, and the probes. Raises ConfigError if
-    the certificate can't be used."""
+    routes of the AWS services; the address `http.aws_listen` serves only these, /livez and /readyz. Raises ConfigError
+    if the certificate can't be used."""
 
     def __init__(
         self,

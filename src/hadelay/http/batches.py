@@ -27,7 +27,8 @@ from hadelay.http.bodies import ITEM
 from hadelay.http.decoding import MSGPACK_NAMES
 from hadelay.rules.documents import decoded
 
-#: Limits of one step of decoding a batch: bytes of JSON and MessagePack cut into items, bytes and items decoded.
+#: Limits of one step of decoding: bytes of JSON to cut into items, bytes of MessagePack to cut into items, bytes of
+#: items to decode, and number of items to decode.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
 #: Weight limit of a JSON batch that is decoded in one step; weight: number of bytes, plus _COMMA for each comma.
 _LIGHT, _COMMA = 1 << 20, 100
@@ -37,8 +38,8 @@ _MEMBERS = 32
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Number of bytes that count as one unit of work where decoding is fast: in JSON batches up to _LIGHT, in items above
-#: _DECODE.
+#: Numbers of bytes that count as one unit of work, where decoding is fast: in JSON batches up to _LIGHT; and in items
+#: above _DECODE.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -79,7 +80,7 @@ def _decode_msgpack(data: bytes) -> list[Any]:
 
 
 def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
-    """Decode a batch in slices. kind: its media type. Raises TooLarge, BadRequest, UnsupportedMediaType."""
+    """Decode a batch in slices. kind: media type of the batch. Raises TooLarge, BadRequest, UnsupportedMediaType."""
     lines = kind in (NDJSON, "application/ndjson", "application/jsonl")
     if lines or kind == JSON or kind.endswith("+json"):
         if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
@@ -98,7 +99,8 @@ def _weight(data: bytes, lines: bool) -> int:
 
 
 def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
-    """Split decoded items into slices. work: of decoding all items; the first slice gets it. last: no items follow."""
+    """Split decoded items into slices. work: work of decoding all of them, which counts for the first slice. last:
+    whether no further items of the batch follow."""
     for first in range(0, max(len(items), 1), _ITEMS):
         some = items[first : first + _ITEMS]
         yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
@@ -167,7 +169,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
             if len(items) != count:
                 raise BadRequest(f"body: JSON is malformed: an item is missing before byte {end}")
         total += len(items)
-        _check_count(total, max_items)  # a line may have several items
+        _check_count(total, max_items)  # count again: a line may have several items
         yield from _passed(items, _work(len(piece)) if problem is None else 0, last=end == ends[-1])
 
 
@@ -253,7 +255,7 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
 
 
 def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
-    """List with the offset of the first bracket; empty if all is whitespace. Raises BadRequest for other text."""
+    """Offset of the first bracket, in a list; [] if all is whitespace. Raises BadRequest for other text."""
     first = int(where[0]) if len(where) else len(piece)
     if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")

@@ -62,8 +62,8 @@ class Context:
         self.budget = ByteBudget(config.max_reading_bytes)
         #: Number and limit of receives and reads that wait at this node.
         self.waiting = SharedCount(config.max_waiting, "receives wait", "ask another node, or try again later")
-        #: Number and limit of those requests that wait at other shards: half of the connections to a node stay free for
-        #: others.
+        #: Number and limit of receives and reads that wait at other shards. The limit is half of the connections to a
+        #: node, so that other requests can use the other half.
         self.waiting_elsewhere = SharedCount(128, "requests wait at other shards", "ask a node of that shard")
         #: Number of client connections within the limits; spares, which exceed a limit, do not count.
         self.connections = 0
@@ -149,7 +149,7 @@ class Call:
     #: Bytes of the request's body; None: not read yet.
     data: bytes | None = None
     access: RequestRights = UNRESTRICTED
-    #: Part of the byte budget reserved for the body; None: the body has been read.
+    #: Part of the node's byte budget that the body takes while it arrives; None: `data` has the body already.
     reservation: Reservation | None = None
     #: Shard that the query names, with the option `shard`.
     chosen: int | None = None
@@ -228,7 +228,7 @@ class Call:
         return msgspec.msgpack.encode(value) if self.wants_msgpack() else msgspec.json.encode(value)
 
     def decode(self, encoded: bytes | msgspec.Raw, kind: type[T]) -> T:
-        """Decode a value in the form that the client accepts."""
+        """Decode a value in a shard's answer: MessagePack if the client accepts MessagePack, otherwise JSON."""
         found: T = (msgspec.msgpack if self.wants_msgpack() else msgspec.json).decode(encoded, type=kind)
         return found
 

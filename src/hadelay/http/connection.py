@@ -161,7 +161,7 @@ class Connection(Protocol):
             missing = self._missing - len(data)
             self._missing = missing if missing >= 0 else -1
         elif data:
-            # aiohttp is busy with a request and does not tell where the requests in `data` end.
+            # aiohttp gets all further bytes: while busy, it does not tell where the requests in `data` end.
             self._missing = -1
         super().data_received(data)
 

@@ -11,8 +11,8 @@ from hadelay.http.routes import OPEN, Routes
 routes = Routes()
 #: Health routes for orchestrators: served under any host name, and to connections above the limits.
 PROBES = frozenset(("livez", "readyz"))
-#: Paths of OPTIONS that are answered as GET of a health route: checks of load balancers, such as HAProxy's plain
-#: `option httpchk`, which sends `OPTIONS / HTTP/1.0`.
+#: Path of an OPTIONS request → path of the health route that answers it as a GET: load balancers check nodes by such
+#: requests. HAProxy's plain `option httpchk` sends `OPTIONS / HTTP/1.0`.
 PLAIN_CHECKS = {"/": "/readyz", "/readyz": "/readyz", "/livez": "/livez"}
 
 

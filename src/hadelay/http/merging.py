@@ -27,7 +27,8 @@ from hadelay.http.parts import all_parts, ask_shard, failure_of_all
 
 #: Limit of rows that are decoded for sorting before other requests have their turn.
 _ROWS_AT_ONCE = 500
-#: Members of each shard's list, by shard; their values are still encoded, in the form that the client accepts.
+#: Shard → members of its list. Their values are still encoded: as MessagePack if the client accepts it, otherwise as
+#: JSON.
 Lists = dict[int, dict[str, msgspec.Raw]]
 #: Function that merges the shards' lists: returns the members of the merged document.
 Combine = Callable[[Call, Lists], Awaitable[dict[str, Any]]]
@@ -139,7 +140,7 @@ class Rows:
 
 
 class _Placed(NamedTuple):
-    """A row of a page. position: of the row's cursor; pages are sorted by position."""
+    """A row of a page. position: position in the list, from the row's cursor; pages are sorted by position."""
 
     position: bytes
     cursor: str
@@ -190,8 +191,8 @@ async def wherever(call: Call) -> Answer:
     if not found and call.router is not None and call.router.here is not None:
         found = {call.router.here: own[call.router.here]}
     errors = [one for one in found.values() if isinstance(one, HadelayError)]
-    # A final refusal comes from the shard that has the name, so it goes first. If there is none, the shard that did not
-    # answer may have the name.
+    # Prefer a final refusal, which comes from the shard that has the name. If there is none, raise the error of a shard
+    # that did not answer, because that shard may have the name.
     raise min(errors, key=lambda error: (error.retryable, error.outcome_known))
 
 

@@ -190,7 +190,7 @@ async def _list(call: Call, topics: str | Callable[[str], bool], asked: object) 
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
     ask = ListRequest(states, start, end, tags, after, check_limit(query.limit), retrying=retrying)
     found, behind = await call.service.messages.list_with_keys(topics, ask, stale=query.stale)
-    # With several shards, the answer may be this shard's part of a merged list, which needs the cursors.
+    # With several shards, this list may be one part of a merged list; merging needs the cursors.
     wants_cursors = getattr(query, "cursors", False) or call.router is not None
     cursors = tuple(_encode(key, question) for key, _ in found) if wants_cursors else ()
     cursor = None if behind is None else _encode(behind, question)

@@ -71,7 +71,7 @@ FAMILIES = (
 
 class Metrics:
     def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns, forwarder: Forwarder) -> None:
-        """denied: refusals of authentication and of rights, by reason."""
+        """denied: numbers of refused requests by reason, such as a missing token or a missing right."""
         self.service, self.denied, self.turns, self.forwarder = service, denied, turns, forwarder
         #: (route, status) → number of answers
         self.requests: Counter[tuple[str, int]] = Counter()

@@ -61,7 +61,8 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
 #: Operation that returns an id → operations that take this id.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
-#: The text describes the other forms of request bodies, because generators of clients know only JSON and bytes.
+#: Description of the API. The text names the other forms of request bodies, because the document itself gives each body
+#: only one form: generators of clients know only JSON and bytes.
 _DESCRIPTION = (
     "Every request body in JSON may also be MessagePack (`Content-Type: application/msgpack`), and a batch also lines "
     "of JSON (`application/x-ndjson`). The payload of a publish has any media type, which its consumers get."
@@ -113,7 +114,8 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
 
 
 def _optional(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Adapt the members with default values of a request, or of an answer that omits these values (api.base)."""
+    """Adapt the schema of a type with default values. In a request, each default becomes a part of the member's
+    description. In an answer that omits default values (api.base), such a member is never null."""
     kinds: list[type[msgspec.Struct]] = [Received, *_subclasses(Document)]
     kind = next((kind for kind in kinds if kind.__name__ == name.removesuffix("_str_")), None)
     if kind is None:
@@ -206,7 +208,8 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
 
 
 def _tag(route: Route) -> tuple[str, str]:
-    """Tag of a route's operation, and what it is about: name and docstring of the module that declares the route."""
+    """Tag of a route's operation, and the tag's description: name and docstring of the module that declares the
+    route."""
     module = route.handler.__module__
     about = (sys.modules[module].__doc__ or "").partition("\n\n")[0].removeprefix("Routes for ").replace("\n", " ")
     return module.rpartition(".")[2], about[:1].upper() + about[1:]

@@ -45,7 +45,7 @@ _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 
 
 class DraftTemplate(NamedTuple):
-    """A publish of one message without its body."""
+    """A publish of one message, without the message's body, which `with_body` adds."""
 
     draft: Draft
     idempotency_key: bytes | None = None

@@ -118,8 +118,8 @@ async def _publish_divided(call: Call, division: parts.Division, built: "_Drafts
 
 
 def _only(*names: str) -> Callable[[Any], bool]:
-    """Make a function that tells whether a batch item has no other fields than these. It is compiled from all fields of
-    an item: as fast as a condition written by hand, which may forget one."""
+    """Make a function that tells whether a batch item has no fields but `names`. The function is compiled from all
+    fields of an item: it is as fast as a condition written by hand, which may forget a field."""
     default = {field.name: field.default for field in fields(BatchItem) if field.name not in names}
     code = " and ".join(f"item.{name} is default_{name}" for name in default)
     scope = {f"default_{name}": value for name, value in default.items()}

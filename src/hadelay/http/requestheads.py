@@ -39,8 +39,8 @@ class Fields:
     __slots__ = ("_forward", "_publish", "authorization", "body_bytes", "common", "forwarded", "lines")
 
     def __init__(self, body_bytes: int | None, lines: list[tuple[bytes, bytes]], *, common: bool) -> None:
-        """body_bytes: value of Content-Length; None without the header. common: whether these header lines are cached:
-        no header is one whose values rarely repeat (_OWN)."""
+        """body_bytes: value of Content-Length; None without the header. common: whether the header lines are cached, as
+        they have no header whose value rarely repeats (_OWN)."""
         self.body_bytes, self.lines, self.common = body_bytes, tuple(lines), common
         self.authorization = tuple(value.decode("latin-1") for name, value in lines if name.lower() == b"authorization")
         #: Header Hadelay-Shard of a request that another node has forwarded.
@@ -90,7 +90,7 @@ _OWN_LINES = (
 
 class RequestHeads:
     def __init__(self, context: Context, routes: Routes | None = None, capacity: int = 1024) -> None:
-        """routes: None for all routes of the context."""
+        """routes: routes that requests may ask for; None: all routes of the context."""
         self.context, self.routes = context, context.routes if routes is None else routes
         self.capacity = capacity
         self.recent: dict[bytes, KnownHead] = {}

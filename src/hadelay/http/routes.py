@@ -53,9 +53,9 @@ class Route:
     scope: str = "admin"
     #: True if the handler checks the scope for each topic; before that, the token needs the scope for any topic.
     own_topics: bool = False
-    #: False: a page for browsers, which is no part of the API and its description.
+    #: Whether the OpenAPI document describes the route; False: a page for browsers, which is no part of the API.
     described: bool = True
-    #: With several shards: answers a request that names no shard (http/merging.py); None: the handler answers it.
+    #: With several shards: handler of requests that name no shard (http/merging.py); None: `handler` answers them, too.
     shards: Handler | None = None
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES

@@ -117,7 +117,7 @@ def _but(schema: Schema, *refused: str) -> Schema:
 
 
 def _excluding(*pairs: tuple[str, str]) -> Schema:
-    """Schema that refuses two of these members together."""
+    """Schema that refuses a document with both members of one of the pairs."""
     return {"not": {"anyOf": [{"required": list(pair)} for pair in pairs]}}
 
 
@@ -290,7 +290,7 @@ MEMBERS: dict[type, dict[str, Schema]] = {
     cluster.AuditQuery: {"after": integers(0, 2**53), "limit": _LIMIT},
 }  # fmt: skip
 _BODIES = ["body", "body_base64"]
-_NEVER: Schema = {"not": {}}  # generators of clients do not understand the schema `false`
+_NEVER: Schema = {"not": {}}  # in place of `false`, which generators of clients do not understand
 _ONE_TIME: Schema = {
     "not": {
         "anyOf": [

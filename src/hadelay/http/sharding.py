@@ -62,14 +62,15 @@ class ShardRouter:
         self.here: int | None = None
         #: Whether the shard map has shards besides this one.
         self.several = False
-        #: Topic → its owner, as `owner` returns it, for topics in recent requests. And shard → its destination.
+        #: Topic → its owner, as `owner` returns it, for topics in recent requests.
         self._owners: dict[str, int | None] = {}
+        #: Shard → its destination.
         self._destinations: dict[int, Destination] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Take over the shard map that this node has applied, and clear all caches that depend on it. Call this once
-        `view.replica.ledger.shards` is not `known`."""
+        `view.replica.ledger.shards` is not `known`, the map taken over last."""
         self.known = self.view.known
         self._owners, self._destinations = {}, {}
         self.here = self.known.index_of(self.view.group)

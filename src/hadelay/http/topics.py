@@ -57,7 +57,7 @@ class _Waiting(msgspec.Struct):
 
 _TOPICS = merging.Rows("topics", _Named, lambda row: row.topic)
 _GROUPS = merging.Rows("groups", _Waiting, lambda row: row.order)
-#: Limit of groups in an answer.
+#: Limit of message groups in an answer.
 _MAX_GROUPS = 100
 
 
@@ -83,7 +83,8 @@ _MAX_BUCKETS = 10_000
 #: Limit of topics encoded before other requests have their turn.
 _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
-#: Longest range, in ms, of a histogram of one topic in seconds: each entry of the range's hours is looked at.
+#: Longest range, in ms, of a histogram of one topic whose step is no whole number of minutes: such a histogram looks at
+#: each entry of the range's hours.
 _FINE_MS = 2 * 3_600_000
 
 

@@ -59,8 +59,9 @@ class Exchange:
         self._head = b""
         #: Status, header fields and bytes of the answer's head; None until the head has arrived.
         self._seen: tuple[int, dict[bytes, bytes], bytes] | None = None
-        #: Pieces of the answer's body so far, and number of bytes that are missing.
+        #: Pieces of the answer's body that have arrived.
         self._pieces: list[bytes] = []
+        #: Number of bytes of the body that have not arrived.
         self._missing = 0
         self._keep = False
 
@@ -79,7 +80,7 @@ class Exchange:
         if self.state is not State.ASKED:
             self.state = State.ENDED
             raise Odd("bytes arrived that no request asked for")
-        # Until the answer is whole, every way out of this function ends the connection.
+        # The state stays ENDED after an exception in `_read`, and after an answer that ends the connection.
         self.state = State.ENDED
         whole = self._read(data)
         if whole is None:
@@ -176,6 +177,7 @@ def _length(status: int, fields: dict[bytes, bytes]) -> int:
     return length
 
 
-#: Headers that concern one connection, and are not passed on; and headers by which a body would end in another way.
+#: Headers that concern one connection, and are not passed on.
 _CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection"))
+#: Headers by which a body may end elsewhere than Content-Length says: an answer with such a header is refused.
 _REFRAMING = frozenset((b"transfer-encoding", b"upgrade", b"trailer"))

@@ -52,7 +52,7 @@ Done = Callable[[WholeAnswer | None, HadelayError | None], None]
 
 
 class Destination(NamedTuple):
-    """A shard, and its nodes: name → URL. version: of the shard map that names these nodes."""
+    """A shard, and its nodes: name → URL. version: version of the shard map that names these nodes."""
 
     shard: int
     version: int
@@ -75,7 +75,7 @@ class _Item(msgspec.Struct):
 
 
 class _Items(msgspec.Struct):
-    """The part of a batch publish's answer that is needed here."""
+    """The results in the answer to a publish of a batch; `_holds_for_all_tries` needs their errors."""
 
     results: list[_Item] = []
 
@@ -140,7 +140,7 @@ class Forwarder:
             whole = await found
         except asyncio.CancelledError:
             forwarding.cancel()
-            # The other shard may have begun to lease messages to this client.
+            # Granting says that messages may be leased: the other shard may have begun to lease some to this client.
             raise Granting from None
         headers = {
             name.decode().title(): value.decode("utf-8", "surrogateescape")
@@ -202,14 +202,14 @@ class Forwarder:
         self._avoided[url] = time.monotonic() + _AVOID_S
 
     def learn(self, to: Destination, url: str, answer: WholeAnswer) -> None:
-        """Remember what an answer tells about the shard's leader."""
+        """Remember the shard's leader, if the answer names it, and whether the node at `url` is to be asked last."""
         if self._avoided:
             self._avoided.pop(url, None)
         leader = answer.fields.get(b"hadelay-leader", b"").decode("latin-1")
         if leader in to.urls:
             self._leaders[to.shard] = _Seen(leader, time.monotonic())
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and to.urls.get(leader, url) == url:
-            self.avoid(to, url)  # another node may know the leader, or may not be drained
+            self.avoid(to, url)  # ask other nodes first: one may know the leader, or not be drained
 
     def server(self, url: str) -> Server:
         """Address of a node to connect to. Raises Overloaded if this node serves HTTPS and the other node does not:
@@ -235,8 +235,9 @@ class Forwarding:
         self._by, self._pool, self._head, self._body = by, pool, head, body
         self._done: Done | None = done
         self._to: Destination
-        #: URLs that are left to try, the next one at the end; and URL of the node that is being asked.
+        #: URLs that are left to try, the next one at the end.
         self._urls: list[str] = []
+        #: URL of the node that is being asked.
         self._url = ""
         self._asked: Asked | None = None
         #: Whether a node may have carried out the request; and whether a node has redirected it to another shard.
@@ -327,7 +328,7 @@ class Forwarding:
             if unknown
             else NoLeader(f"{what}. Nothing has happened", retry_after_ms=_RETRY_MS)
         )
-        # End later, because the caller may still be in `Forwarder.ask`.
+        # Call `done` in the next pass of the event loop: now, the caller may still be in `Forwarder.ask`.
         self._pool.loop.call_soon(self._end, None, error)
 
     def _end(self, answer: WholeAnswer | None, error: HadelayError | None) -> None:

@@ -36,7 +36,7 @@ class ForwardHead(NamedTuple):
     lines: bytes
     #: Whether the request may be sent again if its outcome is unknown: it changes nothing, or has an Idempotency-Key.
     repeatable: bool
-    #: Time that the owner may wait before it answers, as the request asks, in seconds.
+    #: Time for which the request lets the owner wait before it answers, in seconds.
     wait_s: float = 0.0
 
     @property
@@ -45,7 +45,7 @@ class ForwardHead(NamedTuple):
 
     def data(self, host: str, shard: int, version: int, body: bytes) -> bytes:
         """Bytes of the request for a node. host: the node's host and port. shard: the node's shard. version: version of
-        the shard map by which it was chosen."""
+        the shard map by which the shard was chosen."""
         return b"%bHost: %b\r\n%bHadelay-Shard: %d; map=%d\r\nContent-Length: %d\r\n\r\n%b" % (
             self.line, host.encode(), self.lines, shard, version, len(body), body
         )  # fmt: skip

@@ -70,7 +70,7 @@ class Pool:
         self.partial = 0
 
     def ask(self, server: Server, request: Request, done: Done, *, fresh: bool = False) -> Asked:
-        """Send a request. fresh: on a new connection, because idle ones may be broken."""
+        """Send a request. fresh: whether to open a new connection for it, because idle ones may be broken."""
         asked = Asked(self, request, done)
         peer = self._peers.get(server)
         if peer is None:
