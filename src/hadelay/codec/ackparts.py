@@ -1,5 +1,5 @@
-"""Parts of a SETTLE that acks, by number of the lease in the command: results of handlers, and answers of webhook
-receivers for success callbacks (docs/spec/commands.md)."""
+"""Optional parts of a SETTLE that acks: results of handlers, and answers of webhook receivers for success callbacks,
+each by the position of its lease in the command (docs/spec/commands.md)."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -17,7 +17,8 @@ _MAX_TYPE = 255
 
 
 class AckResult(NamedTuple):
-    """Result of a handler: JSON, and the CRC-32C of the JSON, which the record of the result takes over."""
+    """Result of a handler: its JSON, and the CRC-32C of the JSON, which apply writes into the header of the stored
+    result."""
 
     crc: U32
     json: Annotated[bytes, Meta(max_length=MAX_RESULT)]

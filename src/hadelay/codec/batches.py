@@ -17,10 +17,11 @@ from hadelay.codec.wire import WireReader, frame
 
 #: Limit of the members that one BATCH_STEP cancels.
 MAX_STEP = 500
-#: Limits: bytes of a callback's body and of its meta map; lifetime of an unfinished batch in ms; failures that a batch
-#: remembers.
+#: Limits of a callback, in bytes: its body, and its meta map.
 MAX_BODY, MAX_META = 16 << 10, 8 << 10
+#: Limit of the lifetime of an unfinished batch, in ms.
 MAX_LIFETIME_MS = 366 * 86_400_000
+#: Limit of the failures that a batch remembers.
 MAX_FAILURES = 1_000
 #: Time for which a batch is kept after its end, in ms.
 KEPT_MS = 7 * 86_400_000
@@ -80,7 +81,7 @@ class Cancel(Packed, frozen=True):
 class Step(Packed, frozen=True):
     """BATCH_STEP: cancel the messages with these ids, as far as they wait and are members of cancelled batches."""
 
-    #: Number of BATCH_CANCELs whose waiting members have all been found, up to this step; 0: the search goes on.
+    #: New value of BatchCounts.searched (ledger/state.py), once all waiting members are found; 0: the search goes on.
     searched: U64
     ids: Annotated[Sequence[U64], Bounds(max_length=MAX_STEP)]
 

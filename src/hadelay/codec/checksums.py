@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import U32, Rows
 
 _U32 = 0xFFFF_FFFF
-#: Below this number of rows, one CRC call per row is faster than looking the rows up in a table.
+#: Below this number of rows, one CRC call per row is faster than look-ups in a table of CRCs.
 _FEW = 96
 #: Number of rows per step: temporary arrays of this size stay in the CPU cache.
 _MANY = 1024

@@ -212,7 +212,7 @@ def encode_purge(topic: str, states: int) -> bytes:
 
 
 def encode_alerted(topic: str, count: int) -> bytes:
-    """Encode an ALERTED: the first `count` deaths of the topic were reported to its alert URL."""
+    """Encode an ALERTED: the alert URL was notified of the topic's first `count` messages that became dead letters."""
     return _frame(Command.ALERTED, Alerted(topic, count).pack())
 
 

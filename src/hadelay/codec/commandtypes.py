@@ -215,7 +215,7 @@ class Purge(Packed, frozen=True):
 
 
 class Alerted(Packed, frozen=True):
-    """ALERTED: the first `deaths` deaths of the topic were reported to its alert URL."""
+    """ALERTED: the alert URL was notified of the topic's first `deaths` messages that became dead letters."""
 
     topic: Name
     deaths: U64
@@ -262,8 +262,9 @@ class SubscriptionPut(Packed, frozen=True):
 
 
 class TopicUse(NamedTuple):
-    """Whether a topic with `expires_after` is in use, or is to end. lives, used_ms: values that the topic must have
-    when the command is applied, else nothing changes; used_ms does not matter for a topic in use."""
+    """One topic of a TOPIC_EXPIRY: a topic with `expires_after` that is in use, or that is to be deleted (`ends`).
+    lives, used_ms: number of the topic's deletions, and time of its last use, as the leader read them. If the topic's
+    values differ when the command is applied, the topic stays as it is. For a topic in use, used_ms is not compared."""
 
     topic: Number
     lives: U16

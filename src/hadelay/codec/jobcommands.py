@@ -11,8 +11,9 @@ from msgspec import Meta
 from hadelay.codec.packed import U32, U64, Name, Packed, check_size
 from hadelay.model import NONE32
 
-#: Limits of messages in one JOB_STEP, and of topics of one job.
+#: Limit of the messages in one JOB_STEP.
 MAX_STEP = 500
+#: Limit of the topics of one job.
 MAX_TOPICS = 1_000
 #: Limit of the ids in a specification, which is in each checkpoint and in each list of jobs.
 MAX_IDS = 200
@@ -34,7 +35,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: Name of a topic, or a pattern in which "*" stands for any text, even for an empty text.
     topic: str
     #: Filter: only messages with all these tags, whose client key begins with `key_prefix`, due in [from_ms, to_ms).
-    #: For dead letters the times are those of the deaths.
+    #: For dead letters, the time of death is compared instead of the due time.
     tags: tuple[str, ...] = ()
     key_prefix: str = ""
     from_ms: int | None = None

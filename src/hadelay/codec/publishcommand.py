@@ -57,7 +57,7 @@ UNIQUE_ROW = np.dtype([("row", "<u4"), ("for_ms", "<u4")])
 
 _NO_GROUPS, _NO_UNIQUES = np.zeros(0, GROUP_ROW), np.zeros(0, UNIQUE_ROW)
 _HEAD = struct.Struct("<BBHIIIIII")
-#: Options and checksum of a draft, as an idempotency key's fingerprint has them.
+#: Options and checksum of a message (Draft), from which the fingerprint of an Idempotency-Key is computed.
 _OPTIONS = struct.Struct("<qQq?BqI")
 #: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16s8sII"), struct.Struct("<IB3xq16s")
@@ -79,12 +79,12 @@ class Publish:
     groups: Rows = field(default_factory=lambda: _NO_GROUPS)
     #: UNIQUE_ROWs of the messages with a `unique_for`.
     uniques: Rows = field(default_factory=lambda: _NO_UNIQUES)
-    #: Name of the token of the requests; "" if it is not needed.
+    #: Name of the token of the requests, if apply has to know the name; else "".
     by: str = ""
 
     @property
     def named(self) -> Rows:
-        """CLIENT_KEY_ROWs without the keys that only serve `unique_for` (PERIOD), which messages do not keep."""
+        """CLIENT_KEY_ROWs of the keys that messages keep: without the keys that only serve `unique_for` (PERIOD)."""
         keys = self.client_keys
         return keys[keys["mode"] != PERIOD] if len(keys) else keys
 

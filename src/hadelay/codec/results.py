@@ -189,7 +189,8 @@ class ExpireResult:
 class CancelResult:
     #: a CancelOutcome for each message that the command names
     outcomes: NDArray[np.uint8]
-    #: As `copies` of RescheduleResult, with a CancelOutcome for each copy.
+    #: For each named message, if it has copies for subscriptions: (topic or subscription, id, CancelOutcome) of itself
+    #: and of its copies. None if no message has copies.
     copies: list[list[tuple[str, int, int]]] | None = None
 
 

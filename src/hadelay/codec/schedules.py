@@ -17,16 +17,19 @@ from hadelay.codec.packed import I64, U8, U32, U64, Name, Packed
 from hadelay.codec.publishcommand import Publish, decode_body
 from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame
 
-#: Limits: times in a schedule's list `at`; occurrences in one SCHEDULE_RUN or one firing; schedules in one
-#: SCHEDULE_FIRE; bytes of the body of a template (the message that a schedule publishes).
+#: Limit of the times in a schedule's list `at`.
 MAX_TIMES = 1_000
+#: Limit of the occurrences in one SCHEDULE_RUN or one firing.
 MAX_RUN = 1_000
+#: Limit of the schedules in one SCHEDULE_FIRE.
 MAX_FIRINGS = 2_000
+#: Limit of the body of a template (the message that a schedule publishes), in bytes.
 MAX_TEMPLATE_BYTES = 64 << 10
 #: Value of the expected version in a SCHEDULE_PUT or SCHEDULE_RUN that stands for any version.
 ANY_VERSION = 0xFFFFFFFF
-#: Smallest interval, and largest random part of a due time, in ms.
+#: Smallest interval of a schedule, in ms.
 MIN_EVERY_MS = 1_000
+#: Largest random part of a due time (jitter), in ms.
 MAX_JITTER_MS = 3_600_000
 #: Limit of all numbers in a schedule's specification (Spec): the year 10000 in Unix ms.
 _MAX_NUMBER = 253_402_300_800_000
@@ -73,7 +76,7 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     end_ms: int | None = None
     max_occurrences: int | None = None
     jitter_ms: int = 0
-    #: catch_up: number of a CatchUp, for occurrences missed in the last window_ms. overlap: number of an Overlap.
+    #: catch_up: a CatchUp, which decides about occurrences missed in the last window_ms. overlap: an Overlap.
     catch_up: Literal[0, 1, 2] = 0
     window_ms: int = 7 * 86_400_000
     overlap: Literal[0, 1, 2] = 0
@@ -156,7 +159,7 @@ class Firing(Packed, frozen=True):
 
     name: Name
     version: U32
-    #: State.next of the schedule when the leader computed the firing.
+    #: State.next of the schedule as the leader read it; the firing is refused if State.next has changed since then.
     expected: I64
     next: I64
     #: Newest occurrence that this firing publishes or skips; later occurrences remain for later firings.
@@ -185,7 +188,8 @@ class Pause(Packed, frozen=True):
 
 
 class Run(Packed, frozen=True):
-    """SCHEDULE_RUN: a trigger or backfill. Times of 0 mean now. key: Idempotency-Key's hash and fingerprint."""
+    """SCHEDULE_RUN: a trigger or backfill. times: occurrences to publish, with 0 for the present time. key: hash and
+    fingerprint of the request's Idempotency-Key."""
 
     name: Name
     version: U32

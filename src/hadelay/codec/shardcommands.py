@@ -13,9 +13,10 @@ MAX_MAP_BYTES = 2 << 20
 class ShardStep(IntEnum):
     """Step of a change of the shard map. Values are in the log: never renumber."""
 
-    #: Store the rules of a later version. From then on, the shard creates only topics that it owns by both maps.
+    #: Store the map of a later version. From then on, the shard creates only topics that it owns under both the stored
+    #: map and the map in force.
     PREPARE = 0
-    #: Put the prepared map in force, with the names that were pinned since.
+    #: Put the prepared map in force, with the names that were pinned to shards since PREPARE.
     COMMIT = 1
     #: Change group numbers and addresses alone, in one step: they decide no ownership.
     ADDRESS = 2

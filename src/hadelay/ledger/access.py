@@ -75,8 +75,8 @@ def set_tokens(ledger: Ledger, tokens: dict[str, Token]) -> None:
 def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     outcome = result.code if isinstance(result, Refused) else "done"
     if outcome == "needs_upgrade":
-        # Answer as a replica with an older program does: the older program does not know the command's number, or a
-        # setting in it.
+        # Store the outcome that a replica with an older program stores, as audit trails must not differ: the older
+        # program does not know the command's number, or a setting in the command.
         outcome = "malformed" if LEVEL_OF.get(command.kind, FIRST_LEVEL) > ledger.level else "bad_config"
     for number in (ledger.audit.count + 1, ledger.audit.count + 1 - MAX_AUDIT):
         if number > 0:

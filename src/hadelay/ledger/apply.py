@@ -139,7 +139,7 @@ def _apply_incarnation(ledger: Ledger, command: Incarnation) -> Done:
 
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
-        # Refuse such an entry: Raft takes new members only from an entry with a single command (entries.members_in).
+        # Refuse a MEMBERS beside other commands: Raft takes members only from an entry with one (entries.members_in).
         return Refused("malformed", "a change of members must be the only command of its log entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:

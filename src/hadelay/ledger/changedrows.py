@@ -67,9 +67,9 @@ class ChangedRows:
 
     def __init__(self) -> None:
         self._changed = _empty()
-        #: Keys of the rows that the running checkpoint still has to encode; and encoded rows that it has not returned
-        #: yet.
+        #: Keys of the rows that the running checkpoint still has to encode.
         self._waiting: dict[bytes, dict[Key, None]] = {}
+        #: Encoded rows that the running checkpoint has not returned yet.
         self._encoded: list[Row] = []
         self._encode: Encode | None = None
         #: Keys of grants made since the last checkpoint. Most of them end before the next checkpoint, which then skips
@@ -88,7 +88,7 @@ class ChangedRows:
 
     def note_new(self, key: Key) -> None:
         """Call this in place of `note` before a grant is made."""
-        if key not in self._changed[GRANTS]:  # else an earlier grant had this key, and a checkpoint may have its row
+        if key not in self._changed[GRANTS]:  # else a checkpoint may have an earlier grant with this key
             self._new.add(key)
         self.note(GRANTS, key)
 

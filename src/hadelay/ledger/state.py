@@ -127,8 +127,8 @@ class Ledger:
         self.batchend_from = b""
         #: Counts of callbacks by outcome, since this object was made; not in checkpoints.
         self.callbacks: Counter[str] = Counter()
-        #: Counts of unused topics that ended (`expires_after`) and of schedules that finished, since this object was
-        #: made; not in checkpoints.
+        #: Counts of unused topics that were deleted (`expires_after`) and of schedules that finished, since this object
+        #: was made; not in checkpoints.
         self.topics_expired = self.schedules_finished = 0
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
@@ -137,12 +137,13 @@ class Ledger:
         self.batch_states: dict[int, State] = {}
         #: Numbers of the batches whose last member was settled by the command being applied.
         self.complete: list[int] = []
-        #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
+        #: Bulk jobs by number, running and ended, oldest first.
         self.jobs: dict[int, BulkJob] = {}
+        #: Number of bulk jobs ever begun.
         self.jobs_begun = 0
-        #: Running fills by number of the topic whose messages they copy; and number of copies that fills have made and
-        #: that are kept (ledger/messages/fills.py).
+        #: Running fills by number of the topic whose messages they copy (ledger/messages/fills.py).
         self.fills: dict[int, BulkJob] = {}
+        #: Number of the kept copies that fills have made.
         self.filled_copies = 0
         #: Number of dead letters with a group (ledger/groups/messagegroups.py).
         self.grouped_dead = 0

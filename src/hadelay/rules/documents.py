@@ -35,7 +35,7 @@ def decoded(decode: Callable[[Any], Any], data: Any, kind: type[Request]) -> Any
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else names_of(kind)  # names_of has no nested fields to suggest
+            known = () if "." in where else names_of(kind)  # names_of knows no nested fields
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(in_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

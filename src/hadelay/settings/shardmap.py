@@ -110,7 +110,8 @@ class ShardMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
             own, rest, more = rule.pattern.partition("*")
             if not (own.startswith(topic) or (rest and topic.startswith(own))):
                 continue
-            # All names that begin like this have the same prefix, so one shard owns all of them.
+            # All names that begin with `topic` have the same prefix (the part up to the first dot), so one shard owns
+            # all of them.
             alike = rule.key == "prefix" and "." in topic
             found.update({rule.owner(topic)} if alike else rule.shards)
             if rest and not more and topic.startswith(own):

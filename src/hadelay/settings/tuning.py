@@ -10,9 +10,11 @@ class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Size limit of all request bodies in progress on all connections; beyond it: 503. A body that arrives in one piece
     #: does not count.
     max_reading_bytes: int = 64 * _MIB
-    #: Maximum messages per batch, maximum per receive, and default per receive.
+    #: Maximum number of messages per batch.
     max_batch_items: int = 10_000
+    #: Maximum number of messages per receive.
     max_receive: int = 1_000
+    #: Number of messages per receive, if the request names none.
     default_receive: int = 10
     #: Maximum wait of a receive.
     max_wait_ms: int = 60_000

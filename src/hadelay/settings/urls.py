@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 from hadelay.settings.cluster import Settings
 
 MAX_URL = 2_048
-#: Patterns: host and port of a URL; and a bracketed IPv6 address without a scope, with an optional port.
+#: Pattern for host and port of a URL.
 _HOST = re.compile(r"[^/]*//([^/?#]*)")
+#: Pattern for a bracketed IPv6 address without a scope, with an optional port.
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
 _ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IGNORECASE)
 _PORTS = {"http": "80", "https": "443"}

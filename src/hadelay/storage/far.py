@@ -190,8 +190,9 @@ class FarWriter:
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
         self._usual, self._capacity = usual, capacity
         self.fresh = Generation(capacity, 0)
-        #: Frozen generations, oldest first; and the last one that `write_some` has to write.
+        #: Frozen generations, oldest first.
         self._frozen: list[Frozen] = []
+        #: Last frozen generation that `write_some` has to write; None: none.
         self._awaited: Frozen | None = None
         self._sample: Sample | None = None
 

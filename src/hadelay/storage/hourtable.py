@@ -10,9 +10,9 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
-#: Bits of the column `unsynced`: one for each of an hour's files, set while the file has unsynced bytes; and suffix of
-#: the file → its bit.
+#: Bits of the column `unsynced`: one for each of an hour's files, set while the file has unsynced bytes.
 LOG, IDX, DSP = 1, 2, 4
+#: Suffix of a file → its bit in the column `unsynced`.
 FILES = {".log": LOG, ".idx": IDX, ".dsp": DSP}
 _MARGIN = 256
 #: Columns of the table that a checkpoint stores in HOUR_ROWs.

@@ -33,7 +33,7 @@ _GIB = 1 << 30
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
-#: Number of bytes at the start of the ledger's main blob among which the cluster time is found.
+#: Number of bytes at the start of the ledger's main blob that contain the cluster time.
 _CORE_HEAD = 4_096
 #: Size of the values that `verify_some` reads in one transaction, in bytes.
 _PIECE = 64 << 10

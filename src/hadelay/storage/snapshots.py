@@ -95,12 +95,14 @@ class Exports:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables
         self.index = index
-        #: Exports on disk by index: their manifests, and the number of users of each export.
+        #: Manifests of the exports on disk, by index.
         self._made: dict[int, Manifest] = {}
+        #: Number of users of each export, by index.
         self._users: Counter[int] = Counter()
         self._making = False
-        #: Error of the last failed export, and the end of the pause after this failure.
+        #: Error of the last failed export.
         self.failure: BaseException | None = None
+        #: End of the pause after the last failed export.
         self._paused_until = 0.0
 
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:

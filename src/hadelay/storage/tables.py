@@ -91,9 +91,9 @@ class Layer:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Ordered keys of each table that was scanned in this layer or the layer before; and names of the tables
-        #: scanned in this layer.
+        #: Ordered keys of each table that was scanned in this layer or the layer before.
         self._orders = {table: SortedKeys() for table in ordered}
+        #: Names of the tables scanned in this layer.
         self.scanned: set[bytes] = set()
         #: Keys of each table that neither an older layer nor the backend has: if such a key is deleted, nothing has to
         #: be written.

@@ -25,8 +25,9 @@ class _Field(NamedTuple):
     name: str
     low: int
     high: int
-    #: Number of values after which the field begins again, and the period in which it does so.
+    #: Number of values after which the field begins again.
     size: int
+    #: Name of the period in which the field begins again: a field of minutes does so every hour.
     period: str
     names: tuple[str, ...] = ()
 

@@ -11,11 +11,12 @@ from hadelay.errors import Impossible
 from hadelay.model import NEVER_MS
 from hadelay.timing import cron
 
-#: An occurrence is missed if the cluster could not make its message within this time after it, in ms.
+#: Time in ms that the cluster has to make the message of an occurrence; after this time, the occurrence is missed.
 GRACE_MS = 60_000
-#: Limits of one firing of a schedule: occurrences made, and late occurrences examined beside those that may still be
-#: made; the next firing continues with the rest. A slow pattern takes 70 µs per occurrence, on the leader's loop.
+#: Limit of the occurrences that one firing of a schedule makes; the next firing continues with the rest.
 FIRED = 200
+#: Limit of the late occurrences that one firing examines beside those that may still be made. A slow pattern takes 70
+#: µs per occurrence, on the leader's loop.
 _LOOKED = 240
 #: Latest occurrence, in Unix ms: the year 9900. cronsim searches up to 50 years ahead, and the calendar of Python ends
 #: with the year 9999.

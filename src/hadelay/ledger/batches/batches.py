@@ -147,8 +147,8 @@ def first_end_ms(ledger: Ledger) -> int | None:
     """Time in Unix ms at which the next batch may expire or be forgotten; None if there is no batch."""
     if not ledger.batches.count:
         return None
-    # `next_key` is cheap, but may return a deleted row. The row's time is at most that of the first existing row: if it
-    # is more than a minute ahead, no batch ends before it, and it will do.
+    # `next_key` is cheap, but may return a deleted row, whose time is at most that of the first existing row. If the
+    # returned time is more than a minute ahead, nothing happens before it: return it without reading the existing rows.
     first = ledger.tables.next_key(BATCHEND, ledger.batchend_from)
     if first is not None and END_KEY.unpack(first)[0] > ledger.now_ms + 60_000:
         return int(END_KEY.unpack(first)[0])

@@ -45,8 +45,8 @@ def _end(ledger: Ledger, found: Found, flags: int) -> None:
     state = replace(
         before, flags=before.flags | ENDED | flags, ended_ms=ledger.now_ms, until_ms=ledger.now_ms + KEPT_MS
     )
-    # Keep the row of `batchend` for the end of the lifetime until that time: BATCHES reads the rows in order of time,
-    # and would have to pass over deleted rows.
+    # The table `batchend` still has the row for the end of the batch's lifetime. Leave that row until its time comes:
+    # BATCHES reads the rows in order of time, and would have to pass over deleted rows.
     ledger.tables.put(BATCHEND, END_KEY.pack(state.until_ms, number), b"")
     if not flags & EXPIRED and state.calls_back(stored.spec.on):
         callback = _call_back(ledger, Found(number, stored, state))

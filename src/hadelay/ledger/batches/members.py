@@ -104,14 +104,14 @@ def join(ledger: Ledger, hours: int | I64, entries: Rows, numbers: list[int]) ->
 
 def follow(ledger: Ledger, hour: int, rows: Rows, hours: I64, new: Rows, *, leased: bool) -> None:
     """Note that messages filed anew stay members of their batches. new, hours: the new entries (INDEX rows) and their
-    hours; rows, hour: the entries that they replace. leased: the messages come back from leases."""
+    hours; rows, hour: the entries that they replace. leased: whether the messages were leased until now."""
     numbers = numbers_of(ledger, hour, rows["index"])
     if not numbers.any():
         return
     _mark(ledger, hours, new, numbers)
     counts = ledger.batches
     if not leased and counts.searched < counts.cancels and any(is_cancelled(ledger, n) for n, _ in by_topic(numbers)):
-        counts.cancels += 1  # the running search may have passed the new entries: search once more
+        counts.cancels += 1  # a running search for waiting members may have missed the new entries: repeat it
 
 
 def _mark(ledger: Ledger, hours: int | I64, entries: Rows, numbers: Numbers) -> None:

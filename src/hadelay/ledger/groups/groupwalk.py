@@ -1,7 +1,7 @@
-"""Looks at one message group: since when messages wait behind its first ones, and whether the right messages are
-blocked (Rule G in ledger/groups/messagegroups.py).
+"""Examines one message group: since when its blocked messages wait, and whether the right messages are blocked (Rule G
+in ledger/groups/messagegroups.py).
 
-The leader walks over the groups that have blocked messages, some at a time (server/delivery/groupwalk.py). Each look
+The leader walks over the groups that have blocked messages, some at a time (server/delivery/groupwalk.py). Each step
 costs the same, however many messages are blocked.
 """
 
@@ -29,16 +29,17 @@ class Wait(NamedTuple):
     since_ms: int
     #: Violation of Rule G, in words: the wrong messages are blocked, which is a bug. "" if there is none.
     fault: str
-    #: Number of blocked messages; and the first unblocked message of the group, for which they wait. None only if the
-    #: group violates Rule G.
+    #: Number of blocked messages.
     blocked: int = 0
+    #: First unblocked message of the group, for which the blocked messages wait. None only if the group violates Rule
+    #: G.
     head: Head | None = None
 
 
 def next_group(ledger: Ledger, start: bytes) -> tuple[bytes | None, bytes]:
-    """Find the next group, by key from `start` on, that has blocked messages or had some lately. Returns (key of the
-    group, key at which to continue). The first key is None if the next rows belong to a purged or deleted topic; the
-    second is empty at the end of the table."""
+    """Find the next group, by key from `start` on, that has blocked messages, or had some since the last checkpoint.
+    Returns (key of the group, key at which to continue). The first key is None if the next rows belong to a purged or
+    deleted topic; the second is empty at the end of the table."""
     row = ledger.tables.next_key(GROUPQ, start)
     if row is None:
         return None, b""

@@ -34,7 +34,8 @@ from hadelay.model import Event
 
 GROUP, GROUPQ, GROUPOF = b"group", b"groupq", b"groupof"
 GROUP_KEY = struct.Struct(">IHQ")
-#: Layout of the position of a message in its group: order_ms and message id.
+#: Layout of the position of a message in its group: order_ms (a due time, by which the group is ordered) and message
+#: id.
 POSITION = struct.Struct(">QQ")
 _ORDER = struct.Struct(">Q")
 #: Layout of the first bytes of a group's key: number of the topic, and the topic's floor (its oldest valid generation).
@@ -87,7 +88,7 @@ class Change:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.tables = ledger, ledger.tables
         self.groups: dict[bytes, Group | None] = {}
-        #: Keys of groups that have no row.
+        #: Keys of groups that have no row in the table `group`.
         self._without: set[bytes] = set()
         #: Entries (hour, index) that are just being filed. `finish` does not report these to the listener: `filed`
         #: (hours/transitions.py) does so later.

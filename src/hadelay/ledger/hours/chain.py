@@ -100,7 +100,7 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """(number of the first entry, 32-bit words) of a part of the index with entry `at`; if it is mapped, of all."""
+        """(first entry's number, 32-bit words) of an index part with entry `at`; of the whole index if it is mapped."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)

@@ -83,9 +83,9 @@ class HourState:
     retire_at: int = 0
     #: Number of entries whose message has a client key.
     keyed: int = 0
-    #: Time in Unix ms at which the last message of this hour ended; and numbers of the topics of ended messages. The
-    #: hour is kept for the longest retention of these topics.
+    #: Time in Unix ms at which the last message of this hour ended.
     settled_at_ms: int = 0
+    #: Numbers of the topics of ended messages. The hour is kept for the longest retention of these topics.
     topics: BitMap = field(default_factory=BitMap)
     #: Entries that wait behind their message group (ledger/groups/messagegroups.py).
     blocked: BitMap = field(default_factory=BitMap)
@@ -93,9 +93,9 @@ class HourState:
     retrying: BitMap = field(default_factory=BitMap)
     #: Number of results of acks in an hour of dead letters (ledger/leases/ackresults.py).
     results: int = 0
-    #: Entries of copies that fills made (ledger/messages/fills.py); and, by topic with a running fill, entries that
-    #: were acked since the fill began, which may still have to be copied.
+    #: Entries of copies that fills made (ledger/messages/fills.py).
     filled: BitMap = field(default_factory=BitMap)
+    #: By topic with a running fill: entries that were acked since the fill began, which may still have to be copied.
     unfilled: dict[int, BitMap] = field(default_factory=dict)
     #: Number of rows of the table `batchof` of this hour (ledger/batches/members.py).
     batched: int = 0

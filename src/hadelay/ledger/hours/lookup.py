@@ -19,7 +19,7 @@ class EntryRef:
     rows: Rows
 
 
-#: Table: first id → {expire_ms i64, ttl_ms i64}, for messages with a TTL.
+#: Table: message id → {expire_ms i64, ttl_ms i64}, for messages with a TTL.
 TTL_OF = b"ttlof"
 TTL_OF_VALUE = struct.Struct("<qq")
 
@@ -36,7 +36,7 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     found = stored_entry(ledger, message_id)
     if found is None or found.hour < DEAD_HOURS:
         return found
-    # The deliver_at_ms of a dead letter is its time of death: letters that died at or before the mark are purged.
+    # The deliver_at_ms of a dead letter is its time of death: letters that died at or before dead_mark_ms are purged.
     mark_ms = ledger.topics[int(found.rows["topic"][0])].dead_mark_ms
     return found if found.rows["deliver_at_ms"][0] > mark_ms else None
 

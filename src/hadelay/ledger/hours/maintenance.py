@@ -104,9 +104,9 @@ def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     some = some[: fitting(some["size"], ROLL_FORWARD_BYTES)]
     if len(some):
         flags = some["flags"].copy()
-        # Set the flag of each message whose due time is in a range of suspects: a leader may have handed the message
-        # out without a record. The range itself is forgotten once its seconds have no open messages, and these messages
-        # leave their seconds.
+        # Set FLAG_WAS_DUE for each message whose due time is in a suspected range (ledger/leases/suspects.py): a leader
+        # may have handed the message out without a record. The range itself is forgotten once its seconds have no open
+        # messages, and the move takes these messages out of their seconds.
         flags[suspects.within(ledger.suspects, some["deliver_at_ms"])] |= FLAG_WAS_DUE
         move(ledger, Leaving(hour, some), deliver_at_ms=some["deliver_at_ms"], flags=flags, again=False)
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end

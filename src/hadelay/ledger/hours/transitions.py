@@ -41,7 +41,7 @@ FLAG_ROUTED = 16
 #: or nearly, when it was rescheduled, or a failed leader of interval mode (ledger/leases/suspects.py) may have handed
 #: it out before it was rolled forward.
 FLAG_WAS_DUE = 32
-#: Limit of bytes of records that one command copies into other hours or reads for callbacks; the rest waits.
+#: Limit of bytes of records that one command copies into other hours or reads for callbacks; later commands continue.
 MOVE_BYTES = 4 << 20
 #: Flags that belong to the message and stay when it is filed anew; other flags belong to one entry.
 FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
@@ -260,7 +260,7 @@ def file_anew(
 def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
     """What table `place` keeps of each message beside its entry: source topic and last failures, this one included."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
-    # A message in the entry that its id names never moved, and has no failures: spare the look-up.
+    # Skip the look-up for a message whose id names this entry: the message never moved, and has no failures.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
     tails = [

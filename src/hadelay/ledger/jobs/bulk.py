@@ -42,12 +42,15 @@ from hadelay.ledger.views.listing import states_of
 from hadelay.model import MAX_RATE, NEVER_MS, SEPARATOR, Event, State
 from hadelay.settings.kinds import TOPIC_NAME
 
-#: Limits: jobs kept, running or ended; tags of a job; bytes of its key prefix and specification.
+#: Limit of the jobs that are kept, running and ended ones.
 MAX_JOBS = 100
 #: Minimum rate of a job, in messages per second: a slower job would never end.
 MIN_RATE = 0.01
+#: Limit of the tags in a job's filter.
 MAX_TAGS = 16
+#: Limit of the client key prefix in a job's filter, in bytes.
 MAX_PREFIX = 1_024
+#: Limit of a job's encoded specification, in bytes.
 MAX_SPEC = 8_192
 _CHANGES = ("shift_ms", "at_ms", "delay_ms")
 _OTHER_JOB = Refused("job_conflict", "this Idempotency-Key was used for another job: take a new key")
@@ -161,7 +164,7 @@ def _begin(ledger: Ledger, command: JobBegin, topics: list[TopicState]) -> BulkJ
     )
     job.watch(partial(ledger.changes.note, JOBS, job.number))
     job.before_change()
-    ledger.listener.on_topic(topics[0])  # this call makes the leader begin the job
+    ledger.listener.on_topic(topics[0])  # wakes the leader, which proposes the job's steps
     return job
 
 

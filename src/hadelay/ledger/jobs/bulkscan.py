@@ -22,8 +22,8 @@ from hadelay.words import error_group
 
 #: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
 SLICE = 2_048
-#: Number above all generations. A count of messages before a job begins takes it as the limit, to leave out no
-#: generation.
+#: Number above all generations: with it as the limit of each topic, a count of messages before a job begins leaves out
+#: no generation.
 EVERY_GENERATION = 1 << 16
 _STATES = tuple(State)
 

@@ -50,8 +50,9 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
-#: Limits of one command, which takes some milliseconds: dead letters looked at, and bytes of records copied.
+#: Limit of the dead letters that one command looks at, which takes some milliseconds.
 MAX_SLICE = 1_000
+#: Limit of the records that one command copies, in bytes.
 REDRIVE_BYTES = 4 << 20
 #: Dead letters in the order of their deaths: (cursor behind the letter, message id) of each.
 Letters = list[tuple[bytes, int]]

@@ -78,7 +78,7 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> t
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # Lease only messages that are due before the answer leaves: never early, even if the leader was wrong.
+    # Lease no message that is due after `due_ms`, even if a faulty leader proposed it: no message is handed out early.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
@@ -154,6 +154,6 @@ def _remember_request(ledger: Ledger, grant: OpenGrant) -> None:
     requests.pop(grant.request_id, None)
     while len(requests) >= ledger.settings.requests_per_consumer:
         request_id, key = next(iter(requests.items()))
-        ledger.changes.note(GRANTS, key)  # its row changes: the row says whether the request id is remembered
+        ledger.changes.note(GRANTS, key)  # a grant's row says whether its request id is remembered
         del requests[request_id]
     requests[grant.request_id] = grant.key

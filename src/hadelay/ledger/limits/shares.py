@@ -16,12 +16,13 @@ from hadelay.rights import Rights, Token
 
 class Table(NamedTuple):
     name: str
-    #: What error messages call the table's rows.
+    #: Name of the table's rows in error messages.
     rows: str
-    #: Fraction of the limit that tokens of one name may use; and fraction of the limit that is kept for admin tokens.
+    #: Fraction of the limit that tokens of one name may use.
     share: float
+    #: Fraction of the limit that is kept for admin tokens.
     kept: float
-    #: What error messages advise a user to do once no row is left.
+    #: Advice to users in error messages, once no row is left.
     advice: str
 
 
@@ -67,7 +68,7 @@ def made_by(ledger: Ledger, table: Table) -> int:
 
 def room(ledger: Ledger, table: Table, used: int, limit: int, mine: int | None = None) -> int:
     """Number of rows of the table that the present request may still make. used: number of rows in the table. mine:
-    number of rows that tokens with the request's token name made; default: as counted."""
+    number of rows that tokens with the request's token name made; None: the number that the ledger counted."""
     left = limit - used
     if is_bounded(ledger):
         mine = made_by(ledger, table) if mine is None else mine

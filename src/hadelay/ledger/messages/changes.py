@@ -18,8 +18,9 @@ from hadelay.ledger.messages.keys import find_key
 from hadelay.ledger.state import Ledger
 from hadelay.model import Event, State
 
-#: Limits of one RESCHEDULE: number of messages, and bytes of moved records, which take some milliseconds.
+#: Limit of the messages of one RESCHEDULE.
 MAX_TARGETS = 1_000
+#: Limit of the records that one RESCHEDULE moves, in bytes; moving these takes some milliseconds.
 MAX_MOVED_BYTES = 4 << 20
 _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
@@ -128,8 +129,8 @@ class _Reschedule:
         self._expected = (command.expected_ms, -1 if command.relative else command.when_ms)
         #: Number of bytes of records that may still be moved.
         self.room = MAX_MOVED_BYTES
-        #: State of the named message being changed: due time of the first of its messages (itself or a copy) that
-        #: changed; and whether a group blocks one of them.
+        #: Result for the named message that is being changed: new due time of whichever changed first, the message or
+        #: one of its copies; and whether a group blocks the message or a copy.
         self.deliver_at_ms, self.blocked = 0, False
 
     def make(self, message_id: int | None) -> TargetOutcome:

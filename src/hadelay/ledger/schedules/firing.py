@@ -36,7 +36,7 @@ _ANEW = "try again, with a new Idempotency-Key if the request had one"
 
 
 class _Judged(NamedTuple):
-    """Occurrences of one schedule that apply accepted, until their messages are published."""
+    """Occurrences of one schedule that apply has accepted, and whose messages it has still to publish."""
 
     firing: Firing
     found: schedules.Found

@@ -261,7 +261,8 @@ def apply_delete(ledger: Ledger, command: Delete) -> Done | Refused:
 
 
 def apply_state(ledger: Ledger, command: Pause) -> Done | Refused:
-    """Pause a schedule, or let it go on from now. A finished schedule stays finished, and is removed in its time."""
+    """Pause a schedule, or let it go on from now. A finished schedule stays finished, and is still removed after
+    KEPT_MS."""
     name, paused = command.name, command.paused
     found = find(ledger, name)
     if found is None:

@@ -17,7 +17,8 @@ from hadelay.ledger.topics.topics import TopicState
 
 
 def ends_at_ms(topic: TopicState) -> int | None:
-    """Time from which on the topic may end, if nobody uses it until then; None for a topic that does not expire."""
+    """Time from which on the topic may be deleted, if nobody uses it until then; None for a topic that does not
+    expire."""
     expires_after_ms = topic.settings.expires_after_ms
     return None if expires_after_ms is None else topic.used_ms + expires_after_ms + expires_after_ms // 4
 
@@ -46,7 +47,7 @@ def is_needed(ledger: Ledger, topic: TopicState, routed: set[str]) -> bool:
 
 
 def apply_expiry(ledger: Ledger, command: TopicExpiry) -> JobResult:
-    """Apply TOPIC_EXPIRY: note which topics are in use, and end those that nobody has used for long."""
+    """Apply TOPIC_EXPIRY: note which topics are in use, and delete those that were unused for their `expires_after`."""
     ended, routed = 0, routes(ledger) if any(use.ends for use in command.topics) else set()
     for number, lives, ends, used_ms in command.topics:
         topic = ledger.topics[number] if number < len(ledger.topics.all) else None

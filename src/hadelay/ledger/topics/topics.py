@@ -46,8 +46,9 @@ class RedriveJob(msgspec.Struct, array_like=True):
     #: Dead letters to redrive per second; None: as fast as possible.
     rate: float | None
     start_ms: int
-    #: Number of dead letters redriven since start_ms, and the key after which to continue: (died_at_ms, first id).
+    #: Number of dead letters redriven since start_ms.
     count: int = 0
+    #: Key at which the redrive continues: (died_at_ms, first id).
     after: tuple[int, int] = (0, 0)
 
     def waits(self, now_ms: int) -> bool:
@@ -81,8 +82,9 @@ class TopicState(Watched):
     lives: int = 0
     #: Oldest valid generation: a deletion or purge cancelled the waiting entries of older generations.
     floor: int = 0
-    #: Settings of the topic: as clients set them, and with all defaults (`settings`). Only `configure` changes both.
+    #: Settings of the topic, as clients set them. Only `configure` changes these and `settings`.
     config: dict[str, Any] = field(default_factory=dict)
+    #: Settings of the topic, with defaults for all that clients did not set.
     settings: TopicSettings = field(init=False, repr=False)
     #: Tag filter of a subscription; None: every message passes.
     filter: Filter | None = field(init=False, repr=False)
@@ -108,7 +110,7 @@ class TopicState(Watched):
     #: Dead letters that died at or before this time (Unix ms) are purged.
     dead_mark_ms: int = 0
     redrive: RedriveJob | None = None
-    #: Number of deaths that were reported to the alert URL; `settled[DEAD]` counts all deaths.
+    #: Number of dead letters of which the alert URL was notified; `settled[DEAD]` counts all messages that died.
     alerted: int = 0
     #: Partial purges that SWEEP has not finished.
     marks: list[PurgeMark] = field(default_factory=list)
@@ -116,7 +118,8 @@ class TopicState(Watched):
     used_ms: int = 0
     #: Number of copies that this subscription did not get because it was full (on_full "drop").
     dropped: int = 0
-    #: First generation since the topic's last deletion. A message that was leased before it has no callbacks.
+    #: First generation since the topic's last deletion. Older messages, which were leased at the deletion, get no
+    #: callbacks.
     born: int = 0
     #: Whether one of the open messages may be a member of a batch.
     batched: bool = False
@@ -158,8 +161,9 @@ class TopicBook:
     def __init__(self, changes: ChangedRows) -> None:
         self._changes = changes
         self.all: list[TopicState] = []
-        #: By topic number: generation of new entries, and `floors`, the oldest valid generation.
+        #: Generation of new entries, by topic number.
         self.generations = np.zeros(64, np.uint16)
+        #: Oldest valid generation, by topic number.
         self.floors = np.zeros(64, np.uint16)
         #: Existing subscriptions by number, by the name of their topic; a name stays even if all its subscriptions were
         #: deleted.
@@ -168,13 +172,16 @@ class TopicBook:
         self.with_work: set[int] = set()
         #: Numbers of topics that may expire.
         self.expiring: set[int] = set()
-        #: Numbers of topics, so that loops need not look at all topics: topics whose messages may have callbacks; that
-        #: send dead letters or callbacks to another topic; that have a webhook; that have a `group_concurrency`; and in
-        #: which a message ever died.
+        #: Topics whose messages may have callbacks. This and the next sets have numbers of topics, so that loops need
+        #: not look at all topics.
         self.calls_back: set[int] = set()
+        #: Topics that send dead letters or callbacks to another topic.
         self.routing: set[int] = set()
+        #: Topics that have a webhook.
         self.webhooks: set[int] = set()
+        #: Topics that have a `group_concurrency`.
         self.grouping: set[int] = set()
+        #: Topics in which a message ever became a dead letter.
         self.died: set[int] = set()
 
     def __getitem__(self, number: int) -> TopicState:

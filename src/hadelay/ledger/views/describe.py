@@ -200,8 +200,8 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Pa
 
 
 def _due_times(ledger: Ledger, *entries: tuple[int, int]) -> tuple[int, int] | None:
-    """Due times of an entry and of the one that its message moved to, each (hour, index); None if they are equal, or if
-    one of the hours is deleted."""
+    """Due times of an entry and of the entry that its message moved to, each given as (hour, index); None if the due
+    times are equal, or if one of the hours is deleted."""
     if any(index >= ledger.store.count(hour) for hour, index in entries):
         return None
     rows = (ledger.store.entries(hour, slice(index, index + 1))[0] for hour, index in entries)

@@ -43,8 +43,8 @@ def _of_topics(ledger: Ledger, start: int, limit: int) -> Names:
 
 
 def _of_schedules(ledger: Ledger, after: str, limit: int) -> Names:
-    """List the topics of schedules behind `after`. Schedules of one topic are neighbours in the table: the next page
-    skips the rest of those of the last topic."""
+    """List the topics of schedules behind `after`. The table is sorted by topic: the next page begins behind the last
+    topic of this page, and so skips the topic's other schedules."""
     rows = ledger.tables.range(OF_TOPIC, after.encode() + b"\1" if after else b"", _END, limit)
     targets = list(dict.fromkeys(key.partition(b"\0")[0].decode() for key, _ in rows))
     return Names([], targets, f"s:{targets[-1]}" if len(rows) == limit else None)
