@@ -88,7 +88,7 @@ class ChangedRows:
 
     def note_new(self, key: Key) -> None:
         """Call this in place of `note` before a grant is made."""
-        if key not in self._changed[GRANTS]:  # else a checkpoint may have an earlier grant with this key
+        if key not in self._changed[GRANTS]:  # a checkpoint may have a grant whose key was noted before
             self._new.add(key)
         self.note(GRANTS, key)
 

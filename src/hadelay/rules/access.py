@@ -57,8 +57,8 @@ def need_job(access: RequestRights, action: str, topic: str) -> None:
 
 def need_begin(access: RequestRights, action: str, topic: str, into: str | None, member: str = "`into`") -> None:
     """Raises Forbidden if the token may not begin the job. into: the topic that messages are transferred to; None or
-    empty: each goes back to the topic in which it died, which may be any. member: what the request calls `into`, for
-    the error."""
+    empty: each goes back to the topic in which it died, which may be any. member: name of `into` in the request, for
+    the error text."""
     need_job(access, action, topic)
     if into:
         access.need("publish", into)

@@ -212,8 +212,8 @@ class Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [one for one in (self.current, *self.replaced, self.prepared) if one is not None]
 
     def preparing(self, new: ShardMap) -> "Shards":
-        """These maps with another prepared map. The one before is added to `replaced`, unless a known map has the same
-        rules and pins."""
+        """These maps with `new` as the prepared map. The prepared map so far is added to `replaced`, unless a known map
+        has the same rules and pins."""
         replaced = self.replaced
         if self.prepared is not None and self.current is not None:
             known = [(one.rules, one.pinned) for one in (self.current, *replaced, new)]

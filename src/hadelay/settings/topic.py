@@ -1,4 +1,4 @@
-"""The settings of topics: one row each, which is the only declaration of a setting.
+"""The settings of topics: one row for each setting, which is the setting's only declaration.
 
 Read from the rows: the checks and refusals of apply, the documents of PUT and GET (hadelay/api/topicsettings.py), the
 client's types (hadelay/client/topicsettings.py), the JSON Schema, the options of `hadelay topic set`, the console's

@@ -145,7 +145,7 @@ class Exports:
                     file.pwrite(part, length)
                     length, crc = length + len(part), crc32c(part, crc)
                 file.truncate(length)
-        except Exception:  # remove a partial export: repeated ones would fill the disk
+        except Exception:  # remove the partial export: those of repeated attempts would fill the disk
             disk.unlink(f"{self._directory}/{name}")
             raise
         row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")

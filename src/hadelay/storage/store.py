@@ -113,7 +113,7 @@ class Storage:
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # a full disk, for example: `sample` may write buffered messages to the hour files
+        except Exception as error:  # such as a full disk, because `sample` may write buffered messages to files
             done(error)
             return
         layer, rows = self.tables.freeze(), dict[tuple[bytes, bytes], bytes | None]()

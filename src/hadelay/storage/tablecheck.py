@@ -10,7 +10,7 @@ from contextlib import closing
 from hadelay.errors import DamagedFile
 from hadelay.storage.lmdbtables import verify_some
 
-#: Interval of looking whether the node still runs, in seconds.
+#: Interval, in seconds, at which the process checks whether the node still runs.
 _LOOK_S = 1.0
 #: Niceness of the process: the node comes first.
 _NICE = 10

@@ -199,7 +199,7 @@ class Tables:
         self._fresh.put_many(table, rows)
 
     def put_new(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
-        """Put rows that the table lacks; one that is deleted before the next checkpoint is not written (ADR 240)."""
+        """Put rows that the table lacks; a row that is deleted before the next checkpoint is not written (ADR 240)."""
         self._fresh.put_new(table, rows)
 
     def delete(self, table: bytes, key: bytes) -> None:

@@ -163,10 +163,10 @@ def words(fields: list[str]) -> str:
     if sim.day_and:
         plain[-3] = "*" if all_days else plain[-3]
         plain[-1] = "*" if all_weekdays else plain[-1]
-    elif all_days or all_weekdays:  # one of day and weekday has to match, and one of them matches every day
+    elif all_days or all_weekdays:  # day or weekday has to match, and one of the two matches every day
         plain[-3] = plain[-1] = "*"
     expression = Expression(plain)
-    expression.day_and = sim.day_and  # `_plain` may have replaced the star by which cronsim decides this.
+    expression.day_and = sim.day_and  # cronsim sets it by a star, which `_plain` may have replaced
     # Correct the ordinal numbers of cronsim, which writes 22th.
     return re.sub(r"(?<=\b[2-5])([123])th\b", lambda end: end[1] + _ENDINGS[end[1]], expression.explain())
 

@@ -23,7 +23,7 @@ from hadelay.ledger.state import Ledger
 
 
 class Wait(NamedTuple):
-    """What blocked messages of a group wait for."""
+    """The wait of a group's blocked messages: since when, for which message, and whether Rule G is violated."""
 
     #: Time, in Unix ms, from which on the first blocked message is due but waits; in the future if it is not due yet.
     since_ms: int
@@ -52,7 +52,8 @@ def next_group(ledger: Ledger, start: bytes) -> tuple[bytes | None, bytes]:
 
 
 def wait_of(ledger: Ledger, key: bytes) -> Wait | None:
-    """What the blocked messages of the group with this key wait for; None if the group has no blocked messages."""
+    """Describe the wait of the blocked messages of the group with this key; None if the group has no blocked
+    messages."""
     stored = ledger.tables.get(GROUP, key) if is_live(ledger, key) else None
     group = None if stored is None else unpack_group(stored)
     if group is None or not group.blocked:

@@ -56,7 +56,7 @@ class ChainWalk:
         return self.left == 0 or self.damage is not None
 
     def will_reach(self, index: int) -> bool:
-        """Whether the walk still comes to this entry of its second."""
+        """Whether the walk has still to return this entry of its second."""
         return not self.done and index <= self._next
 
     def step(self, limit: int) -> Rows:
@@ -89,7 +89,7 @@ class ChainWalk:
         base, view = self._view(at)
         for _ in range(limit - 1):
             before = view[(at - base) * _STRIDE + _PRE]
-            if before >= at:  # NONE32, the end of the chain, or a link that does not lead back
+            if before >= at:  # end of the chain (NONE32), or a damaged link to a later entry
                 self._next = before
                 return found
             append(before)

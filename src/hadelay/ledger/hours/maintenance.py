@@ -91,7 +91,8 @@ def sweep(ledger: Ledger, command: Maintain) -> JobResult:
 
 
 def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Move messages that still wait in an hour that is over to the running hour, so that the hour can close."""
+    """Move messages that still wait in an hour that is over to the running hour, so that the old hour can be
+    deleted."""
     hour = command.hour
     if hour >= ledger.now_hour:
         return Refused("hour_running", f"hour {hour} is not over")

@@ -58,7 +58,7 @@ MAX_FAILURES = 16
 
 
 class FailedTry(NamedTuple):
-    """Why an attempt ended without an ack; stored with the time and number of the attempt."""
+    """Reason for which an attempt ended without an ack; stored with the time and number of the attempt."""
 
     event: Event
     #: Number of the reason among the names of kind REASON; NONE32 without a reason.
@@ -258,7 +258,7 @@ def file_anew(
 
 
 def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
-    """What table `place` keeps of each message beside its entry: source topic and last failures, this one included."""
+    """Values of each message in table `place`, besides its entry: source topic, and last failures with this one."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
     # Skip the look-up for a message whose id names this entry: the message never moved, and has no failures.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)

@@ -129,7 +129,7 @@ class JobScan:
         at = np.flatnonzero(self._fits(rows, now_ms))
         some = rows.take(at)
         if len(some) and len(bad := INDEX_CRC.bad(some)):
-            store.entries(hour, (at[bad] + start).astype(np.uint32))  # raises DamagedFile, with the place of the damage
+            store.entries(hour, (at[bad] + start).astype(np.uint32))  # raises DamagedFile, with the damaged entry
         if self._fills:
             return some[fills.open_for(self.ledger, self.topics, hour, some, now_ms)]
         codes = states_of(self.ledger, hour, some, now_ms)

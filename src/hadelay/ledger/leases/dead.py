@@ -1,4 +1,4 @@
-"""Dead letters: what happens to a message after its last attempt, and how it comes back.
+"""Dead letters: what happens to a message after its last attempt, and how it is redriven.
 
 A message that may not be tried again is *moved*, like any other, but with Event.DEAD, and into a dead hour: the one in
 which its topic's dead_retention ends, shifted by DEAD_HOURS. That hour is dropped as a whole when it is over. No wheel,
@@ -195,7 +195,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     job = topic.redrive
     if job is None:
         return JobResult(True, 0)
-    topic.before_change()  # the redrive is stored in the topic's row, and changes below
+    topic.before_change()  # the code below changes the redrive, which the topic's row contains
     limit = min(max(command.limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
     if not limit:
         return JobResult(False, 0)

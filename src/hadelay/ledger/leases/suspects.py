@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 #: Limit of the time, in ms, from cluster time to the due time of a message that is handed out ahead of its grant.
 AHEAD_MS = 50
-#: Limit of ranges; beyond it, the two oldest become one.
+#: Limit of the number of ranges; beyond the limit, the two oldest ranges are merged.
 MAX_RANGES = 32
 
 

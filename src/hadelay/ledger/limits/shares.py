@@ -110,8 +110,8 @@ def gave_back(ledger: Ledger, table: Table, by: str, amount: int = 1) -> None:
 
 
 def begin_epoch(ledger: Ledger) -> None:
-    """Begin to count the rows of a new table of Idempotency-Keys; the counts so far become those of the table
-    before."""
+    """Begin to count the rows of a new table of Idempotency-Keys; the counts so far become those of the previous
+    table."""
     ledger.made.pop(KEYS_BEFORE.name, None)
     if KEYS.name in ledger.made:
         ledger.made[KEYS_BEFORE.name] = ledger.made.pop(KEYS.name)

@@ -93,7 +93,7 @@ def published_id(ledger: Ledger, message_id: int) -> int | None:
     offset, size = int(place.rows["offset"][0]), int(place.rows["size"][0])
     header = ledger.store.record(place.hour, offset, RECORD_SIZE)
     if check_header(header):
-        ledger.store.record(place.hour, offset, size, verify=True)  # raises DamagedFile, with the place of the damage
+        ledger.store.record(place.hour, offset, size, verify=True)  # raises DamagedFile, with the record's offset
     return decode_record(header).first_id
 
 

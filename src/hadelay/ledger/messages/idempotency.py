@@ -60,8 +60,9 @@ def turn(ledger: Ledger) -> None:
 
 
 def _room(ledger: Ledger) -> int:
-    """Limit of the Idempotency-Keys in one table. Periods of `unique_for` count, too, and cannot be forgotten early.
-    They take at most half of the limit, even if the limit was lowered and there are more of them."""
+    """Limit of the Idempotency-Keys in one table. Periods of `unique_for` count towards the same setting, and cannot be
+    forgotten early. At most half of the setting is subtracted for periods, even if there are more of them because the
+    setting was lowered."""
     most = ledger.settings.idempotency_max_keys
     return (most - min(ledger.unique_count, most // 2)) // 2
 
@@ -162,8 +163,8 @@ def is_known_hash(ledger: Ledger, digest: bytes) -> bool:
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
     """Whether this node knows a key of the publish, so that the answer may come from an earlier publish."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
-    # Look for the keys that server/publishing.py makes of a request's key: one for each part of a large batch; a single
-    # row has the key of the request itself.
+    # server/publishing.py may have stored a request's key for the whole request, for the first part (0:) of a large
+    # batch, or for its only row.
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
     if any(is_known_hash(ledger, digest) for digest in digests):

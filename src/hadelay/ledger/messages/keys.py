@@ -67,8 +67,8 @@ class Batch:
         self.take &= ~wrong
 
     def refuse_rows(self, rows: list[int], code: RowCode) -> None:
-        """Refuse these rows, like `refuse`. Call this once for all rows: a call costs as much as the command has
-        rows."""
+        """Refuse these rows, like `refuse`. Call this once for all rows: the cost of a call grows with the size of the
+        command."""
         if rows:
             wrong = np.zeros(len(self.take), np.bool_)
             wrong[rows] = True

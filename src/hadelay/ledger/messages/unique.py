@@ -25,7 +25,7 @@ UNIQ, UNIQEND = b"uniq", b"uniqend"
 #: Layout of a value in `uniq`: id and due time of the message that began the period, and the end of the period.
 PERIOD = struct.Struct("<Qqq")
 _END = struct.Struct(">Q")
-#: Limit of ended periods that a PUBLISH drops beyond two per row with a `unique_for`.
+#: Number of ended periods that a PUBLISH drops at most, besides two for each row with a `unique_for`.
 _MORE = 16
 
 

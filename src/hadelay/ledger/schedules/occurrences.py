@@ -43,7 +43,7 @@ class Occurrences:
         self._node = ""
 
     def add(self, stored: Stored, times: Iterable[tuple[int, int]]) -> None:
-        """Add a message of a schedule per (occurrence, due time in Unix ms)."""
+        """Add one message of a schedule for each pair (occurrence, due time in Unix ms)."""
         known = decode_template(stored.template)
         group = None if stored.spec.group is None else hash_group(stored.spec.group)
         row, self._node = known.rows[0], known.node

@@ -149,7 +149,7 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
     """Number of the entry's last event. Searches the dispatch log alternately backwards from its end and forwards from
     the time when the entry could be leased: at most twice the cost of the shorter search."""
     start, end = 0, ledger.store.event_count(hour)
-    # For a late ack, and for an end other than an ack, search the whole log: both events may precede the due time.
+    # Search the whole log for a late ack, and for an end other than an ack: such an event may precede the due time.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)

@@ -1,4 +1,4 @@
-"""How full the tables are that all tenants share (docs/howto/security.md)."""
+"""Fill levels of the tables that all tenants share (docs/howto/security.md)."""
 
 from hadelay.codec.formats import CONSUMER, REASON
 from hadelay.ledger.batches.batches import MAX_BATCHES
@@ -9,7 +9,8 @@ from hadelay.rights import MAX_TOKENS
 
 
 def fill_ratios(ledger: Ledger) -> dict[str, float]:
-    """Rows of each table as a part of its limit, from counters alone: a scrape must stay cheap."""
+    """Number of rows of each table, divided by its limit. Reads only counters, because a scrape of metrics must stay
+    cheap."""
     limits, schedules = ledger.settings, ledger.schedules
     return {
         "topics": len(ledger.topics.all) / limits.max_topics,

@@ -234,7 +234,7 @@ class _Look:
         """Keep the rows that fit the query; returns how many rows were looked at. Filters by columns before it copies
         rows, because most rows do not fit. indexes: entry numbers of rows that are not verified yet."""
         query = self.query
-        # Numbers of topics that were created since the mask was made clip to the mask's end, which is False.
+        # A topic that was created since the mask was made has a number beyond the mask: take the last element, False.
         of = query.topics
         fits = rows["topic"] == of if isinstance(of, int) else of.take(rows["topic"], mode="clip")
         if query.tag_mask:
@@ -254,7 +254,7 @@ class _Look:
         fits &= self.wanted[codes] | (_WAITS[codes] & retries.failed(some) if self.query.retrying else False)
         at, some, key, codes = at[fits], some[fits], key[fits], codes[fits]
         if indexes is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
-            self.store.entries(hour, indexes[at[bad]])  # raises DamagedFile, with the place of the damage
+            self.store.entries(hour, indexes[at[bad]])  # raises DamagedFile, with the damaged entry
         self._add(hour, key, codes, some)
         return len(rows)
 
