@@ -31,8 +31,7 @@ class Wait(NamedTuple):
     fault: str
     #: Number of blocked messages.
     blocked: int = 0
-    #: First unblocked message of the group, for which the blocked messages wait. None only if the group violates Rule
-    #: G.
+    #: First unblocked message of the group, for which the blocked ones wait. None only if the group violates Rule G.
     head: Head | None = None
 
 

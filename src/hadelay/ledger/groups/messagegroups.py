@@ -34,8 +34,7 @@ from hadelay.model import Event
 
 GROUP, GROUPQ, GROUPOF = b"group", b"groupq", b"groupof"
 GROUP_KEY = struct.Struct(">IHQ")
-#: Layout of the position of a message in its group: order_ms (a due time, by which the group is ordered) and message
-#: id.
+#: Layout of the position of a message in its group: order_ms (a due time that orders the group) and message id.
 POSITION = struct.Struct(">QQ")
 _ORDER = struct.Struct(">Q")
 #: Layout of the first bytes of a group's key: number of the topic, and the topic's floor (its oldest valid generation).

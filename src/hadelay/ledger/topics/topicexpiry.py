@@ -17,8 +17,7 @@ from hadelay.ledger.topics.topics import TopicState
 
 
 def ends_at_ms(topic: TopicState) -> int | None:
-    """Time from which on the topic may be deleted, if nobody uses it until then; None for a topic that does not
-    expire."""
+    """Time from which on the topic may be deleted, if nobody uses it until then; None if the topic does not expire."""
     expires_after_ms = topic.settings.expires_after_ms
     return None if expires_after_ms is None else topic.used_ms + expires_after_ms + expires_after_ms // 4
 

@@ -118,8 +118,7 @@ class TopicState(Watched):
     used_ms: int = 0
     #: Number of copies that this subscription did not get because it was full (on_full "drop").
     dropped: int = 0
-    #: First generation since the topic's last deletion. Older messages, which were leased at the deletion, get no
-    #: callbacks.
+    #: First generation since the topic's last deletion. Older messages, leased at the deletion, get no callbacks.
     born: int = 0
     #: Whether one of the open messages may be a member of a batch.
     batched: bool = False
