@@ -70,7 +70,7 @@ def waits_for(topic: dict[str, Any], now: str) -> str:
         asked = max(consumer["asked_at"] for consumer in consumers)
         names = ", ".join(consumer["name"] for consumer in consumers[:_NAMED])
         names += f" and {len(consumers) - _NAMED:,} more" if len(consumers) > _NAMED else ""
-        waits = any(consumer.get("waiting", True) for consumer in consumers)
+        waits = any(consumer.get("waiting") for consumer in consumers)
         if (silent_ms := _ms(asked, now)) > (_SILENT_MS if waits else _BUSY_MS):
             return f"no consumer has asked in the last {span(silent_ms)} ({names} did before)"
         most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
