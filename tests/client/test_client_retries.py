@@ -12,6 +12,7 @@ from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, Unreachable
 from hadelay.client.connector import Connector
+from hadelay.client.transport import Transport
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -211,3 +212,21 @@ async def test_a_poll_cut_off_is_asked_again_under_the_same_id(make_node: Make) 
         await second.ask("POST", "/v1/topics/a/messages", b"x")
         assert len(await polling) == 1
     assert first.service.polls[0].request_id == second.service.polls[0].request_id
+
+
+async def test_a_try_that_the_time_limit_cuts_short_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def fail(self: Transport, request: object, read: object, within_s: float, *_: object) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise Unreachable("the server does not speak TLS")
+        await asyncio.sleep(within_s)
+        raise Unreachable("no connection in time")
+
+    monkeypatch.setattr(Transport, "_try", fail)
+    async with AsyncClient("http://127.0.0.1:1", timeout=0.5) as client:
+        with pytest.raises(Unreachable, match="speak TLS"):
+            await client.put("t", "x")
+    assert tries == 2

@@ -186,6 +186,7 @@ class Transport:
         backoff_s = _FIRST_BACKOFF_S
         failures = strangers = 0
         unknown: HadelayError | None = None
+        unreachable: Unreachable | None = None
         while True:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
@@ -205,8 +206,12 @@ class Transport:
                 if failures % len(self.urls) == 0 or pause_s:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                if isinstance(error, Unreachable) and (unreachable is None or time.monotonic() < deadline):
+                    unreachable = error
                 if not retry or not again or time.monotonic() + pause_s >= deadline:
-                    final = _final(error, unknown, request)
+                    # A last try that the deadline cuts short says less about an address than the tries before it.
+                    told = unreachable if isinstance(error, Unreachable) and unreachable is not None else error
+                    final = _final(told, unknown, request)
                     if final is not error:
                         raise final from error
                     raise
