@@ -210,8 +210,8 @@ class Transport:
                     unreachable = error
                 if not retry or not again or time.monotonic() + pause_s >= deadline:
                     # A last try that the deadline cuts short says less about an address than the tries before it.
-                    told = unreachable if isinstance(error, Unreachable) and unreachable is not None else error
-                    final = _final(told, unknown, request)
+                    reason = unreachable if isinstance(error, Unreachable) and unreachable is not None else error
+                    final = _final(reason, unknown, request)
                     if final is not error:
                         raise final from error
                     raise
