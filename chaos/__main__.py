@@ -155,7 +155,7 @@ def _run(options: argparse.Namespace) -> int:
         "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
-        "interrupted": True,  # stays true if the run is killed: only the end of a run overwrites this file
+        "interrupted": True,  # stays true for a killed run: only the end of a run writes this file again
     }
     (directory / "run.json").write_text(json.dumps(head))
     if scenario.cluster.shards > 1:

@@ -14,18 +14,19 @@ from hadelay.errors import HadelayError, Impossible
 
 T = TypeVar("T")
 _PAUSE_S, _PUT_S, _LEASE_S, _END_S = 0.2, 0.3, 2.0, 60.0
-#: Number of message groups; and share of hand-outs that are not acked, so that their leases run out.
+#: `_GROUPS`: number of message groups. `_FORGOTTEN`: share of hand-outs that are not acked, so that their leases run
+#: out.
 _GROUPS, _FORGOTTEN = 3, 0.1
-#: Pause between two rounds of bulk jobs, in seconds; and limit of a job's rate, in messages per second, so low that a
-#: job takes several steps.
+#: `_ROUND_S`: pause between two rounds of bulk jobs, in seconds. `_RATE`: limit of a job's rate, in messages per
+#: second, so low that a job takes several steps.
 _ROUND_S, _RATE = 1.0, 40.0
-#: Number of messages per round of bulk jobs; their delay, in ms; and shift of their due times by the first job, as text
-#: and in seconds.
+#: Per round of bulk jobs: number of messages; delay of the messages, in ms; and time by which the first job shifts
+#: their due times, as text and in seconds.
 _MANY, _DELAY_MS, _SHIFT, _SHIFT_S = 30, 3_600_000, "30m", 1_800.0
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call until the cluster answers it. Raises Impossible if the cluster answers with that error."""
+    """Call until the cluster answers without an error. Raises Impossible at once: a repetition would not help."""
     while True:
         try:
             return await call()
@@ -158,8 +159,8 @@ class Moves(Besides):
 
 
 def disordered(history: History) -> Iterator[tuple[str, str]]:
-    """G2, G3: in a topic with group_concurrency 1, a message is handed out when all earlier messages of its group were
-    acked, and all messages are handed out and acked in the end."""
+    """G2, G3: in a topic with group_concurrency 1, a message is handed out only after all earlier messages of its group
+    were acked; in the end, all messages were handed out and acked."""
     acks: dict[int, float] = {}
     for event in history.of("line-ack"):
         acks.setdefault(event["n"], event["t"])
@@ -199,6 +200,6 @@ def unended(history: History, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def counted(history: History) -> tuple[int, int]:
-    """Numbers of messages of this extra load: (published, acked)."""
+    """(Number of published messages, number of acked messages) of this extra load."""
     events = history.of("aside")
     return sum(event["published"] for event in events), sum(event["acked"] for event in events)

@@ -12,8 +12,8 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: One message in this many is made a dead letter; and share of hand-outs that are not settled, so that their leases run
-#: out.
+#: `_DEAD`: one message in this many is made a dead letter. `_FORGOTTEN`: share of hand-outs that are not settled, so
+#: that their leases run out.
 _DEAD, _FORGOTTEN = 4, 0.1
 
 
@@ -24,8 +24,8 @@ class Callbacks(Besides):
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self.outcomes = f"{topic}-outcomes"
-        #: Id of an acked callback → kind of the callback, "success" or "failure"; and ids of the messages that acked
-        #: callbacks are about.
+        #: `_kinds`: id of an acked callback → its kind, "success" or "failure". `_reported`: ids of the messages that
+        #: acked callbacks are about.
         self._kinds, self._reported = dict[str, str](), set[str]()
         #: Number of published messages, set when publishing has ended; -1 until then.
         self._published = -1

@@ -16,15 +16,15 @@ from hadelay.client import AsyncClient
 from hadelay.client.types import ScheduleInfo
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
 
-#: Shortest and longest pause between two changes, in seconds; and, at the end of a run, limit of the wait for the last
-#: change.
+#: `_PAUSE_S`: shortest and longest pause between two changes, in seconds. `_END_S`: limit, in seconds, of the wait for
+#: the last change at the end of a run.
 _PAUSE_S, _END_S = (0.3, 2.0), 60.0
 
 
 class Changing(Planned):
     """Changes a schedule, and consumes its messages. Also records each change ("changed-set"): version of the schedule
-    and time since which it is in force; and each trigger ("changed-trigger"): the ids that a request and its repetition
-    were answered with."""
+    and time since which it is in force; and each trigger ("changed-trigger"): the ids in the answers to a request and
+    to its repetition."""
 
     prefix = "changed-"
 
@@ -138,8 +138,9 @@ def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[
 
 
 def _surely(changes: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield (change, time of the next change) if no unknown change lies between a change and its neighbours, by version
-    number. The network may repeat a request, which then takes effect a second time, later."""
+    """Yield (change, time of the next change) for each change whose neighbours have adjacent version numbers. A gap in
+    the numbers is a change that is not in the history: the network may repeat a request, which then takes effect again
+    later."""
     for before, one, after in zip([{"version": 0}, *changes], changes, changes[1:], strict=False):
         if (before["version"] + 1, one["version"] + 1) == (one["version"], after["version"]):
             yield one, after["since_ms"]

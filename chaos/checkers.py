@@ -107,7 +107,7 @@ class _ClusterTime:
         self._cold = min(cold, default=_NEVER)
 
     def jumped_ms(self, since: float, until: float) -> float:
-        """Largest jump of cluster time between two instants, from changes of leader and cold starts."""
+        """Largest jump of cluster time between two instants, in ms, due to changes of leader and cold starts."""
         changes = bisect_left(self._leaders, until + 1) - bisect_right(self._leaders, since)
         return _CHANGE_MS * changes + (_COLD_MS if self._cold < until else 0.0)
 
@@ -329,7 +329,7 @@ def early(history: History) -> Iterator[Case]:
         short = delay_s * 1000 - clock.most_ms(asked, g.got)
         yield branch, f"{this} {short:.1f} ms early" if short > 0 else ""
         if due_ms is not None and g.id == put.id and not history.redrives.get(g.id):
-            # The network may have repeated a reschedule, which then takes effect a second time, later.
+            # Accept a later due time: the network may have repeated a reschedule, which then took effect again later.
             stale = g.due_ms > due_ms if branch == "published" else g.due_ms == put.due_ms != due_ms
             wrong = g.due_ms < due_ms or (g.attempt == 1 and stale)
             yield f"{branch}, as answered", f"{this} due at {g.due_ms}, but the answer said {due_ms}" if wrong else ""

@@ -12,8 +12,8 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import Conflict, HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: Longest delay of a message, in seconds; share of hand-outs that are not acked, so that their leases run out; and one
-#: message in this many is cancelled.
+#: `_DELAY_S`: longest delay of a message, in seconds. `_FORGOTTEN`: share of hand-outs that are not acked, so that
+#: their leases run out. `_CANCELLED`: one message in this many is cancelled.
 _DELAY_S, _FORGOTTEN, _CANCELLED = 1.5, 0.1, 4
 #: Rounding error of times, which are reported in whole milliseconds.
 _ROUNDING_MS = 2

@@ -9,10 +9,11 @@ from chaos.history import History
 from hadelay.client import AsyncClient, Put, Receipt
 from hadelay.errors import NotFound
 
-#: Pause between two rounds, and between two checks whether the copies are complete, in seconds.
+#: `_ROUND_S`: pause between two rounds, in seconds. `_LOOK_S`: pause between two checks whether all copies exist, in
+#: seconds.
 _ROUND_S, _LOOK_S = 1.0, 0.2
-#: Number of pending messages per round; one message in this many is rescheduled while the subscription is filled; and
-#: the messages' delay.
+#: `_MANY`: number of pending messages per round. `_MOVED`: one message in this many is rescheduled while the
+#: subscription is filled. `_DELAY`: delay of the messages.
 _MANY, _MOVED, _DELAY = 60, 10, "1h"
 
 

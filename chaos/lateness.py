@@ -12,9 +12,9 @@ Span = tuple[float, float]
 _CATCH_UP_S = 1.0
 #: Longest backoff (delay of a retry) of the topics in the load, in seconds.
 _BACKOFF_S = 1.0
-#: Longest time, in seconds, by which a fault delays messages if it hits a minority of the nodes, by kind of fault
-#: (_HOLD_S). Faults of other kinds delay messages until they are healed. A broken connection costs an election and a
-#: new connection. Clients give up a silent node after 6 s: 1 s of long-poll and 5 s of grace.
+#: `_HOLD_S`: longest time, in seconds, by which a fault on a minority of the nodes delays messages, by kind of fault; a
+#: fault of another kind delays messages until it is healed. `_BROKEN_S`: a broken connection costs an election and a
+#: new connection. `_SILENT_S`: clients give up a silent node after 6 s (1 s of long-poll and 5 s of grace).
 _BROKEN_S, _SILENT_S = 3.0, 8.0
 _HOLD_S = {
     **dict.fromkeys(("kill", "stop", "wipe", "crash", "transfer", "fail-sync", "power-cut"), _BROKEN_S),

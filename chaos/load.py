@@ -31,14 +31,14 @@ _TAGS = ("a", "b", "c", "d")
 #: Tag filters of receives, as (tags that are all required, tags of which one is required); consumers use them in turns.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
 #: Limit, in seconds, of the answer time of a reschedule or redrive: a later answer is not recorded, because it may be
-#: that of a retry, whose first try may still take effect.
+#: the answer to a retry, while the first try may still take effect.
 _SURE_S = 0.5
-#: Seconds between two listings of the dead letters, and between a listing and its redrives.
+#: Pause, in seconds, between two listings of the dead letters, and between a listing and the redrives of its messages.
 _DEAD_LOOK_S = 0.7
 #: Interval, in seconds, and batch size of the look-ups of messages whose TTL should have ended.
 _EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
-#: Name of the meta entry with a marker that chaos looks for in the journals; and seconds between two messages with a
-#: marker.
+#: `_MARK`: name of the meta entry with a marker that chaos looks for in the journals. `_MARK_S`: seconds between two
+#: messages with a marker.
 _MARK, _MARK_S = "chaos", 0.4
 #: Final states of a message.
 _OVER = ("acked", "cancelled", "expired")
@@ -241,8 +241,8 @@ class Traffic:
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
         """Record a failed publish: only a definite refusal is `refused`, other errors leave the outcome unknown."""
-        # If the first try stored the message and the message was cancelled since, the retry is refused although the
-        # publish succeeded.
+        # The outcome `cancelled` is no refusal of the publish: its first try stored the message, which was cancelled
+        # before the retry.
         known = isinstance(error, HadelayError) and error.outcome_known and error.extra.get("outcome") != "cancelled"
         self.history.record("trouble", t=self.history.clock(), what=type(error).__name__, many=len(numbers))
         for n in numbers:

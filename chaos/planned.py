@@ -13,7 +13,8 @@ from hadelay.errors import HadelayError
 
 #: Interval of the schedule, in ms.
 EVERY_MS = 1_000
-#: Limits in seconds: of a request; and, at the end of a run, of the wait for messages that the schedule made.
+#: `_REQUEST_S`: timeout of a request, in seconds. `_END_S`: limit, in seconds, of the wait for messages that the
+#: schedule made, at the end of a run.
 _REQUEST_S, _END_S = 10.0, 60.0
 _PAUSE_S = 0.1
 

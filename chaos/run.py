@@ -38,7 +38,7 @@ _STALL_S = 0.25
 _FETCHED = 10_000_000
 #: Exit code of a node that ends itself after a fatal error.
 _FATAL = 70
-#: Limits of messages looked up per round while the run drains, and of concurrent look-ups. Slow consumers leave
+#: While the run drains: limit of messages looked up per round, and limit of concurrent look-ups. Slow consumers leave
 #: thousands of messages that expired: all of them have to be looked up before the drain ends.
 _AT_A_LOOK, _TOGETHER = 1_000, 32
 #: Limit of messages looked up after the drain: if a run loses more messages, a longer list does not help. Messages that

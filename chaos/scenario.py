@@ -127,7 +127,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Limit of the time from the end of a round until every node is ready, in seconds; plus 10 s per 100 MB on the
     #: fullest node's disk.
     recovery_s: float = 30.0
-    #: Limit of the time until nothing is owed any more, in seconds, from when all delays and leases have ended.
+    #: Limit, in seconds, of the time from the end of all delays and leases until every due message is settled.
     drain_s: float = 60.0
     #: Limit of the failover time, in seconds; 0: no limit, the time is only reported.
     failover_s: float = 0.0

@@ -19,10 +19,11 @@ from hadelay.client import AsyncClient
 from hadelay.errors import HadelayError
 from hadelay.settings.shardmap import Rule, Shard, ShardMap
 
-#: Shortest and longest pause between two changes of one admin, in seconds; number of admins, and of publishers.
+#: `_PAUSE_S`: shortest and longest pause between two changes of one admin, in seconds. `_ADMINS` and `_PUBLISHERS`:
+#: numbers of admins and publishers.
 _PAUSE_S, _ADMINS, _PUBLISHERS = (0.2, 1.5), 2, 3
-#: Pause between two publishes of one publisher, in seconds; and limit, in seconds, of completing the last change of the
-#: map.
+#: `_PUT_S`: pause between two publishes of one publisher, in seconds. `_END_S`: limit of the time to complete the last
+#: change of the map, in seconds.
 _PUT_S, _END_S = 0.2, 90.0
 #: Prefix of the topic names whose owning shard changes.
 _MOVING = "moving-"

@@ -15,7 +15,7 @@ from chaos.run import Run, Say
 from chaos.scenario import Scenario
 from chaos.sharding import OWN, MapChanges, NewNames, pending
 
-#: Timeout of the publishes to new names that are under way when the load ends, in seconds.
+#: Timeout, in seconds, of the publishes to new topic names that are under way when the load ends.
 _END_S = 90.0
 
 

@@ -173,8 +173,8 @@ class AdminClient(Client):
         self.ask(change, replied)
 
     def _order(self, order: Order, request: Request, what: str) -> None:
-        """Send a purge or redrive. A repetition of the request counts as a new order, because an unanswered order may
-        be carried out later."""
+        """Send a purge or redrive. The history has each repetition of the request as an order of its own, because an
+        unanswered order may be carried out later."""
         self.history.orders.append(order)
 
         def replied(result: Any, error: HadelayError | None) -> None:

@@ -119,8 +119,8 @@ class Backups(Client):
 
 def _compare(cluster: SimCluster, compared: set[str], node: Node) -> None:
     """Check restored messages that wait and were never handed out: their content must be what clients know. (I1 checks
-    that none is missing.) compared: names of nodes that have started before; a later start begins at a checkpoint of
-    their own, which may be older than what clients know."""
+    that none is missing.) compared: names of the nodes already checked. Only a node's first start is checked: a later
+    start begins at the node's own checkpoint, which may be older than what clients know."""
     if node.name in compared:
         return
     compared.add(node.name)

@@ -12,7 +12,7 @@ from hadelay.errors import HadelayError
 from hadelay.model import Draft
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with a BatchClient; and limit of the batches that the client opens.
+#: `USED`: share of runs with a BatchClient. `_MOST`: limit of the batches that the client opens.
 USED, _MOST = 0.12, 12
 _LIFETIMES_MS = (86_400_000, 86_400_000, 1_500)
 

@@ -36,7 +36,8 @@ class Seen(NamedTuple):
 
 
 def on_of(key: str) -> On:
-    """Outcome of a batch that asks for a callback: the name of the outcome is the first part of the batch's key."""
+    """Outcome at which the batch asks for its callback: the first part of the batch's key is the name of this
+    outcome."""
     return On[key.partition("-")[0].upper()]
 
 

@@ -26,11 +26,11 @@ SHARE = 0.4
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"shift_ms": -500}, {"shift_ms": 300}, {"shift_ms": 900}, {"shift_ms": 1_400}, {"delay_ms": 400},
 )  # fmt: skip
-#: Errors in dead letters, by which jobs may filter: a consumer's, the webhook receiver's, a nack, and a lease that
-#: ended.
+#: Errors of dead letters, by which jobs may filter: from a consumer, from the webhook receiver, from a nack without a
+#: reason, and from a lease that ended.
 _ERRORS = ("cannot be done", "HTTP 500", "nacked", "lease expired")
-#: Kind of a job → topics, besides those of the workload, whose messages the job may change. No job cancels messages
-#: there, because checks count on them: those of schedules and copies for subscriptions.
+#: Kind of a job → topics, besides those of the workload, whose messages the job may change. No job cancels messages in
+#: these topics: the checks of schedules and subscriptions expect that these messages are handed out.
 _ELSEWHERE = {"job move": (TIMED, PATIENT, f"{EVENTS}*"), "redrive": (RED_QUEUE,)}
 
 
@@ -120,7 +120,7 @@ class BulkClient(Client):
         if spec.action == "reschedule" and rng.random() < 0.2:
             spec = replace(spec, shift_ms=None, delay_ms=None, at_ms=at_ms + 1_000)
         chosen = rng.sample(sorted(filters), rng.choice((1, 1, 2)))
-        if rng.random() < 0.5:  # prefer these two filters in half of the cases: only few kinds of jobs can have them
+        if rng.random() < 0.5:  # in half of the cases, prefer two filters that only few kinds of jobs have
             chosen = sorted(filters.keys() & {"schedule", "error"}) or chosen
         return replace(spec, topic=topic, **{"tags": (), **{name: filters[name] for name in chosen}})
 

@@ -50,15 +50,15 @@ from hadelay.settings.node import Config, RaftSettings
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
 #: Interval, in log entries: the results of one in this many entries are compared between nodes.
 _SAMPLE = 16
-#: Share of runs with a fuzz client; and share of runs in which schedules have all kinds of bounds, and bulk jobs all
-#: kinds of filters.
+#: `FUZZED`: share of runs with a fuzz client. `FULL`: share of runs in which schedules have all kinds of bounds, and
+#: bulk jobs all kinds of filters.
 FUZZED, FULL = 0.2, 0.4
 #: Retention of settled messages, in seconds: so short that it ends during most suspensions of all machines.
 RETENTION_S = 2 * HOUR_S
 #: Share of runs with short Raft logs: a node that was away for a while gets a snapshot.
 SHORT_LOGS = 0.65
-#: Share of runs in which brief journal syncs run on the event loop, as in real nodes; and shortest such sync, in
-#: seconds, that is counted as a stall.
+#: `BRIEF`: share of runs in which brief journal syncs run on the event loop, as in real nodes. `STALL_S`: duration of
+#: such a sync, in seconds, from which it counts as a stall.
 BRIEF, STALL_S = 0.4, 0.15
 
 
@@ -85,26 +85,26 @@ class Watch(Served):
         #: Extended leases: (term of the grant, number of the grant, position in the grant) → per extension the new end
         #: of the lease in cluster time, and the true time of the first application.
         self.extended: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
-        #: Number of a bulk job → ids of the messages in its applied steps. And all applied steps of jobs, encoded.
+        #: `judged`: number of a bulk job → ids of the messages in its applied steps. `job_steps`: these steps, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
         #: Messages that a step of a bulk job in the present entry names although the job does not select them.
         self._strays: set[int] = set()
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
-        #: Interval mode: for each term but the first, the range of due times that the replicated state at its begin
-        #: allows for hand-outs: from the second of the cursor to AHEAD_MS after the last entry's time. And this range
-        #: after the last entry.
+        #: Interval mode. `_bound`: range of due times that the state after the last entry allows for hand-outs: from
+        #: the second of the cursor to AHEAD_MS after the entry's time. `bounds`: (term, this range at the begin of the
+        #: term).
         self.bounds: list[tuple[int, int, int]] = []
         self._bound = (0, 0)
-        #: Log entry → true time of its proposal. And for each committed entry: (true time of the proposal, cluster time
-        #: in the entry).
+        #: `proposed`: log entry → true time of its proposal. `stamps`: for each committed entry, (true time of its
+        #: proposal, cluster time in the entry).
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: Time at which each new leader was first seen.
         self.elected: list[float] = []
-        #: Ids of the messages that were blocked by their groups after the last entry; and message id → cluster time at
-        #: which its group last unblocked it.
+        #: `_blocked`: ids of the messages that were blocked by their groups after the last entry. `unblocked_ms`:
+        #: message id → cluster time at which its group last unblocked the message.
         self._blocked: set[int] = set()
         self.unblocked_ms: dict[int, int] = {}
 

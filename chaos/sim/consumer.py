@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 #: Limit of repetitions of an unanswered request, by kind of settlement.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
-#: Share of runs whose consumers sometimes hang up; and share of the waiting receives at which such a consumer hangs up.
+#: `_IMPATIENT`: share of runs whose consumers sometimes hang up. `_LEFT`: share of the waiting receives at which such a
+#: consumer hangs up.
 _IMPATIENT, _LEFT = 0.3, 0.3
-#: Share of runs whose consumers repeat receives that were already answered; and share of the settlements at which such
-#: a consumer repeats the receive.
+#: `_REPEATING`: share of runs whose consumers repeat receives that were already answered. `_REPEATED`: share of the
+#: settlements at which such a consumer repeats the receive.
 _REPEATING, _REPEATED = 0.3, 0.5
 #: Share of runs in which some nacks do not count the attempt.
 _LAZY = 0.2
@@ -83,7 +84,7 @@ class Consumer(Client):
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)
-        #: The first consumer always runs, so that every owed message has a consumer.
+        #: The first consumer always runs, so that every due message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
         # Use request ids above those from before a restore: a consumer must not use an id for two receives.

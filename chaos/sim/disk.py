@@ -58,7 +58,7 @@ class SimDisk(Disk):
         self.busy_until = 0.0
         self.steps = 0
         self.syncs = 0
-        #: Number of failed syncs, and number of writes refused because the disk was full.
+        #: `failed_syncs`: number of failed syncs. `was_full`: number of writes refused because the disk was full.
         self.failed_syncs = self.was_full = 0
         #: Hook for tests, called with (step, path) before each step that changes the disk.
         self.watch: Callable[[str, str], None] | None = None
@@ -69,8 +69,8 @@ class SimDisk(Disk):
         self._locks: dict[str, weakref.ref[_Lock]] = {}
 
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
-        """Called before every change of the disk. May crash the process; in a crash at a write, the function `torn`
-        first writes half of the bytes."""
+        """Called before every change of the disk; may crash the process. torn: for a write, function that writes half
+        of the bytes before the crash."""
         if epoch != self.epoch:
             raise SimCrash(f"a process that has ended still tries to {what} {path}")
         self.steps += 1

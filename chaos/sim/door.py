@@ -21,7 +21,7 @@ from hadelay.server.service.node import NodeService
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
-#: Type of a function that starts a call on a node: begin(node, done).
+#: Type of a function begin(node, done), which starts a call on a node and passes the outcome to `done`.
 Begin = Callable[[Any, Reply], None]
 Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
 

@@ -34,8 +34,9 @@ _PART, RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
 #: Name and settings of a subscription that is created once during the run, and that also gets the messages pending
 #: then.
 _FILLED, _COLORS = f"{TOPIC}~filled", {"any_tags": ["red", "blue"]}
-#: Share of runs with subscriptions; share of these whose topic has its own queue; share of these in which the
-#: subscription `red` has a quota; share of these in which `red` drops copies when it is full.
+#: `SUBSCRIBED`: share of runs with subscriptions. Shares of these runs: `_OWN_QUEUE`: the topic has its own queue;
+#: `_BOUNDED`: the subscription `red` has a quota. `_DROPS`: share of the runs with a quota in which `red` drops copies
+#: when it is full.
 SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _DROPS = 0.7, 0.5, 0.5, 0.5
 #: Possible quotas of the subscription `red`: the bytes are those of three or four messages.
 _QUOTAS: tuple[dict[str, Any], ...] = ({"max_messages": 3}, {"max_bytes": 350})
@@ -72,8 +73,8 @@ class FanOutClient(Client):
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
         #: Whether the subscription `red` drops copies when it is full.
         self.drops = False
-        #: Queue → leases that the next settlement in the queue names again, before its own leases; some of them have
-        #: been lost by then.
+        #: Queue → leases that the next settlement in the queue names again, before its own leases; some of these leases
+        #: are lost when it arrives.
         self.kept: dict[str, list[str]] = {}
         if rng.random() < _BOUNDED:
             self.drops = rng.random() < _DROPS

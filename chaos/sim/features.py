@@ -159,7 +159,7 @@ class Features:
             code, message_id = int(result.codes[n]), int(result.ids[n])
             if code == RowCode.SUBSCRIPTION_FULL:
                 drops = all(each.settings.on_full == "drop" for each in bounded)
-                # Once a row with a client key is refused, apply refuses the later rows with client keys for the same
+                # Check only the first refused row: apply then refuses all later rows with client keys for the same
                 # reason.
                 first = RowCode.SUBSCRIPTION_FULL not in result.codes[:n]
                 self._decide(
@@ -199,7 +199,8 @@ class Features:
             self._decide("F1 fan-out, copies", topic.dropped < wanted, text)
 
     def _check_joint(self, result: Any) -> None:
-        """F1: an outcome is partial if, and only if, the outcomes of a message and its copies differ."""
+        """F1: the outcome reported for a message is that of all its copies, or `partial` if the outcomes of the copies
+        differ."""
         for outcome, copies in zip(result.outcomes.tolist(), result.copies, strict=True):
             if copies:
                 each = {int(one) for _, _, one in copies}

@@ -40,8 +40,9 @@ class Faults(Protocol):
 
     epoch: int
     random: random.Random
-    #: Job of a thread whose code runs now; and jobs whose code has run, but whose syncs are not done.
+    #: Job of a thread whose code runs now.
     flight: Flight | None
+    #: Jobs whose code has run, but whose syncs are not done.
     flights: list[Flight]
     record: Callable[[bytes], object]
     #: True time at which the last started sync ends.

@@ -58,8 +58,9 @@ _SCOPES = ("publish:a*d*", "read:side")
 #: Seconds from the start of a run until this client configures its topics: in most runs, the cluster has a leader by
 #: then.
 _FOUNDED_S = 1.0
-#: Layout of a command's header (kind, size); and kinds of commands that the fuzz client may truncate.
+#: Layout of a command's header: kind and size of the command.
 _FRAME = struct.Struct("<BI")
+#: Kinds of commands that the fuzz client may truncate.
 _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRIVE, Command.TOPIC_PUT)
 
 

@@ -52,8 +52,9 @@ class Message:
     replaces: int | None = None
     #: TTL after the due time, in ms; 0: unlimited.
     ttl_ms: int = 0
-    #: Whether the message may have been rescheduled, and whether its due time may differ from `deliver_at_ms`.
+    #: Whether the message may have been rescheduled.
     rescheduled: bool = False
+    #: Whether the due time of the message may differ from `deliver_at_ms`.
     unsure: bool = False
     #: True if the first receipt may name another message, which had this message's client key (on_conflict=keep).
     kept_other: bool = False
@@ -98,20 +99,21 @@ class HandOut:
     nack_invoked: float | None = None
     #: True if the consumer gave the message back without counting the attempt.
     excused: bool = False
-    #: Whether the consumer asked to make the message a dead letter, and time at which that was confirmed.
+    #: Whether the consumer asked to make the message a dead letter.
     given_up: bool = False
+    #: Time at which the cluster confirmed that it made the message a dead letter.
     dead: float | None = None
     ack_invoked: float | None = None
     #: Time of the answer `acked` or `already_acked` to the ack; None without such an answer.
     acked: float | None = None
-    #: Result that the consumer's ack carried, and whether the answer was `acked`: then the cluster has to keep the
-    #: result.
+    #: Result that the consumer's ack carried.
     result: bytes | None = None
+    #: Whether the ack was answered `acked`: then the cluster has to keep the result.
     result_taken: bool = False
     extend_invoked: float | None = None
-    #: Webhook calls only: time at which the receiver had handled the call, and the Retry-After in its answer to the
-    #: node.
+    #: Webhook calls only: time at which the receiver had handled the call.
     ended: float = 0.0
+    #: Webhook calls only: Retry-After in the receiver's answer to the node.
     retry_after_ms: int = 0
     #: `tags`: tags in the message's record. `wanted`: tag filter of the receive.
     tags: tuple[str, ...] = ()
@@ -170,8 +172,9 @@ class Parcel:
     id: int
     #: TTL in ms; 0: unlimited.
     ttl_ms: int
-    #: Whether a client's request may have ended the message; true time at which an ack was confirmed.
+    #: Whether a client's request may have ended the message.
     may_end: bool = False
+    #: True time at which an ack of the message was confirmed.
     acked: float | None = None
 
 

@@ -81,7 +81,7 @@ def pending_in(ledger: Ledger, name: str) -> set[int]:
 
 
 def _is_older(job: BulkJob, row: np.void) -> bool:
-    """Whether an entry is in a topic of the job, and was filed before the job began."""
+    """Whether an index entry is in a topic of the job, and was made before the job began."""
     return int(row["generation"]) < job.topics.get(int(row["topic"]), 0)
 
 

@@ -21,9 +21,10 @@ class Leaderless:
     def __init__(self, net: SimNet, decide: Callable[..., None]) -> None:
         """decide: counts a checked case of a promise and notes a violation, see `Machines.decide`."""
         self._net, self._decide = net, decide
-        #: Nodes fit to lead at the last look; and the time since which the same nodes are fit and have no leader. A
-        #: restarted node counts as another node.
+        #: Nodes fit to lead at the last call of `look`; a restarted node counts as another node.
         self._fit: list[RaftNode] = []
+        #: `_since`: time since which the same nodes are fit and have no leader. `_looked`: time of the last call of
+        #: `look`.
         self._since = self._looked = 0.0
         #: Longest time without a leader so far, in ms.
         self.longest_ms = 0

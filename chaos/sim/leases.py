@@ -125,8 +125,8 @@ def marked(cluster: SimCluster) -> None:
                 continue
             history.count("marked truly", bool(n))
             history.count("marked in vain", not n)
-            # Include the bounds of this term if no command was applied in it: these were noted when the next term
-            # began.
+            # If no command was applied in this term, its bounds were noted when the next term began: include those,
+            # too.
             unnoted = not any(bound[0] == h.leading for bound in bounds)
             before = [bound for bound in bounds if bound[0] <= h.leading] + (ended if unnoted else [])
             may_be = n or history.moved(message) or _is_within(h, before)

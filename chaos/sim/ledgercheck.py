@@ -78,7 +78,8 @@ def check(ledger: Ledger) -> None:
 
 
 def _indexed(topic: TopicState) -> dict[str, bool]:
-    """Name of each set of topics that loops read, instead of all topics → whether the topic belongs to the set."""
+    """Name of a set of topics → whether this topic has to be in it. Loops of the ledger read such a set instead of all
+    topics."""
     settings = topic.settings
     calls = bool(settings.on_success or settings.on_failure)
     return {
@@ -204,8 +205,7 @@ def _check_seconds(ledger: Ledger, hour: int, unblocked: np.ndarray) -> None:
     if hour > ledger.now_hour:
         assert seconds is None, f"hour {hour}: counted by second before it began"
     elif seconds is None:
-        # The hour's entries are not counted by second yet: it began without open entries, and got only blocked ones
-        # since.
+        # The hour has no counts by second yet: it began without open entries, and got only blocked entries since then.
         assert not len(unblocked), f"hour {hour}: not counted by second, {len(unblocked)} open"
     else:
         assert (seconds == np.bincount(unblocked["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"

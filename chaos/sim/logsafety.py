@@ -37,7 +37,7 @@ class _Heard:
     at: float = _NEVER
     #: Raft term in which the leader asked this process to start an election.
     called: int = 0
-    #: Term → peers that said, to this process, that they would vote for it in that term.
+    #: Term → peers that agreed to a pre-vote of this process for that term.
     agreed: dict[int, set[str]] = field(default_factory=dict)
 
 

@@ -48,9 +48,9 @@ class Machine:
     founded: bool = False
     #: Names of the other nodes in the machine's configuration file.
     others: tuple[str, ...] = ()
-    #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was synced when the
-    #: last process ended, which the next process must still have.
+    #: Newest entry that the node's journal ever reported as synced.
     had: int = 0
+    #: Newest committed entry that was synced when the last process ended: the next process must still have this entry.
     durable: int = 0
 
 
@@ -79,8 +79,9 @@ class Process:
     calls: list[OpenCall] = field(default_factory=list)
     #: Receives that this process relays to the leader.
     relays: set[OpenCall] = field(default_factory=set)
-    #: Number of failed syncs of the disk before the process began; and time of this process's first failed sync.
+    #: Number of failed syncs of the disk before the process began.
     failed_before: int = 0
+    #: Time of this process's first failed sync.
     failed_at: float | None = None
     #: Service of the node that answers clients (as HTTP does); set together with `node`.
     service: NodeService = field(init=False)

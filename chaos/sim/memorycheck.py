@@ -54,7 +54,8 @@ def _check_turn(topic: TopicTurn) -> None:
 
 
 def check_node(node: Node) -> None:
-    """Check the hand-out of a node that leads, and what its group commit and its consumers' names count."""
+    """Check the counters of a node that leads: those of its hand-out, of its group commit, and of the topics that
+    consumers ask for."""
     delivery, commit = node.delivery, node.group_commit
     if delivery._grants is not None:
         check(delivery._grants.core)

@@ -364,8 +364,8 @@ class Nemesis:
         self._take_down("an empty disk for", self.cluster.wipe, [name], 2.0)
         others = [other for other in self.cluster.names if other != name]
         if self.operator is None and self.random.random() < 0.5:
-            # Stop so many other nodes that the rest is a majority only if the node with the empty disk counts, which it
-            # must not.
+            # Stop so many other nodes that the rest is a majority only together with the node with the empty disk: that
+            # node must not count.
             few = self.random.sample(others, len(others) - len(self.cluster.names) // 2)
             self._take_down("kill -9", self.cluster.kill, few, 3.0)
 

@@ -26,8 +26,9 @@ class NetworkProfile:
     """Delays and losses of the links; the nemesis changes them during the run."""
 
     delay_s: tuple[float, float] = (0.0001, 0.002)
-    #: Share of frames with an extra delay, and longest extra delay in seconds.
+    #: Share of frames with an extra delay.
     hiccup: float = 0.002
+    #: Longest extra delay, in seconds.
     hiccup_s: float = 0.3
     bytes_per_s: float = 100e6
     #: Range of the time, in seconds, after which an end closes a silent connection.

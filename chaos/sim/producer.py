@@ -21,8 +21,9 @@ from hadelay.server.service.node import NodeService
 if TYPE_CHECKING:
     from chaos.sim.machines import Process
 
-#: Possible sizes of a batch, in messages; and share of runs whose producers send no Idempotency-Keys.
+#: Possible sizes of a batch, in messages.
 _SIZES = (1, 1, 1, 2, 5, 12)
+#: Share of runs whose producers send no Idempotency-Keys.
 _KEYLESS = 0.2
 #: Age of a publish, as a share of the idempotency window, at which a producer that does not know its outcome gives up.
 _PATIENCE = 0.6

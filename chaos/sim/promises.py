@@ -29,7 +29,7 @@ from hadelay.model import Event, State
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
 #: longer than the usual delays, and shorter than the drain.
 _SOON_S = 20.0
-#: Time, in seconds: a bulk job whose rate limit keeps it busy for longer does not have to end within a run.
+#: Limit, in seconds: a bulk job that takes longer than this because of its rate limit need not end within the run.
 _RATED_S = 30.0
 #: Time, in ms, by which a schedule may be overdue at the end of a run.
 OVERDUE_MS = 2_000
@@ -167,7 +167,7 @@ def two_ids(cluster: SimCluster) -> None:
 
 def _forgotten(cluster: SimCluster, *ids: int) -> bool:
     """Whether the idempotency key of the first of two messages may have been forgotten when the second was published,
-    or whether one of them is forgotten by now."""
+    or whether the cluster has forgotten one of the messages by now."""
     for node in latest(cluster):
         first, second = sorted(published_ms(node, message_id) for message_id in ids)
         unknown = cluster.history.slept or bool(cluster.workload.brief)

@@ -28,7 +28,7 @@ from hadelay.storage import snapshots
 from hadelay.storage.identity import Identity
 from hadelay.storage.snapshots import Manifest, SnapshotFile
 
-#: Simulated seconds with faults, and limit of seconds until the nodes agree afterwards.
+#: `FAULTS_S`: simulated seconds with faults. `CONVERGES_S`: limit of the seconds afterwards until the nodes agree.
 FAULTS_S, CONVERGES_S = 20.0, 12.0
 #: Fault families that a simulation of Raft alone does not have.
 _OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot", "backup"}
@@ -36,9 +36,9 @@ _OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot"
 FAULTS = {name: chance for name, chance in FAMILIES.items() if name not in _OF_NODES}
 #: Share of runs in which all machines are suspended for hours.
 _SLEEPS = 0.1
-#: Shapes of the runs: how many voters one fault may stop, and number of nodes; and share of two voters among the runs
-#: with five nodes.
+#: Share of runs in which one fault may stop two voters, among the runs with five nodes.
 TWO_DOWN = 1 / 3
+#: Shapes of the runs: (limit of voters that one fault may stop, number of nodes).
 SHAPES = (("one down", 3), ("one down", 5), ("two down", 5))
 
 

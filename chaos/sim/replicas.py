@@ -40,7 +40,7 @@ def honest(cluster: SimCluster) -> None:
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
     # A publish that is repeated after its idempotency key was forgotten is stored again.
     stored_again = 3 * sum(message.repeated_late for message in history.messages)
-    # Ask only one node for the state of every message: all nodes are equal by now.
+    # Look the messages up on one node only: all nodes have equal states by now.
     ids = {m.id for m in history.messages if m.id is not None}
     waiting = sum(where(node, i)[1] in WAITING for node in cluster.nodes()[:1] for i in ids)
     for node in cluster.nodes():
@@ -141,7 +141,8 @@ def one_per_key(cluster: SimCluster) -> None:
             rows = rows[(rows["flags"] & FLAG_KEYED != 0) & ledger.topics.alive(rows)]
             for first_id, index in rows[["first_id", "index"]].tolist():
                 if ledger.outcome_of(hour, index)[0] is None:
-                    # Of a copy for a subscription, take the published message's id: a look-up by key finds that one.
+                    # For a copy for a subscription, expect the published message's id: a look-up by key returns that
+                    # id.
                     published = published_id(ledger, first_id)
                     found = found_by_key_of(ledger, published or first_id)
                     text = f"{first_id:x} is pending and its key finds {found:x}"

@@ -50,7 +50,8 @@ _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 _CLOCK_CHANGE_MS = 1_806_195_600_000
 #: Share of runs in which idempotency keys are forgotten during the faults, unless there are subscriptions.
 _BRIEF_WINDOWS = 0.3
-#: Share of runs in which one topic's settled messages are forgotten within seconds; and possible retentions, in ms.
+#: `_FORGETFUL`: share of runs in which one topic's settled messages are forgotten within seconds. `_RETENTIONS_MS`:
+#: retentions that such a topic may have, in ms.
 _FORGETFUL, _RETENTIONS_MS = 0.15, (1_500, 3_000)
 #: Share of runs with quotas, and with many messages under few client keys.
 _CROWDED = 0.15
@@ -300,8 +301,8 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
 def drain(cluster: SimCluster) -> None:
     """Run until no due message is unsettled, for two seconds at least."""
     world, start = cluster.world, cluster.world.now
-    # Count the time of healing from here: a backup that runs when the faults end delays the drain, and consumers ask
-    # for all messages only in the drain.
+    # Take the begin of the drain as the time of healing: a backup that runs when the faults end delays the drain, and
+    # consumers ask for all messages only in the drain.
     cluster.healed_at = max(cluster.healed_at, start)
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)

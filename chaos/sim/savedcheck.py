@@ -82,7 +82,7 @@ def stored(storage: Storage) -> dict[tuple[bytes, bytes], bytes]:
 
 
 def _canonical(rows: dict[tuple[bytes, bytes], bytes]) -> dict[tuple[bytes, bytes], bytes]:
-    """States of hours among the given rows, in the form that `dumped` has."""
+    """The rows with states of hours, encoded in the form that `dumped` uses, so that both can be compared."""
     return {at: checkpoint.dump_hour(load_hour(rows[at]), canonical=True) for at in rows if at[0] == HOURS}
 
 

@@ -18,14 +18,15 @@ from hadelay.model import Draft, decode_id
 from hadelay.server.service.node import NodeService
 
 TOPIC = "timed"
-#: Topic of the schedule with the overlap policy `wait`; and share of runs in commit mode that have this schedule.
+#: `PATIENT`: topic of the schedule with the overlap policy `wait`. `_WAITING`: share of runs in commit mode that have
+#: this schedule.
 PATIENT, _WAITING = "patient", 0.3
 #: Message group that a specification may give to the schedule's messages.
 GROUP = "own"
 #: Share of runs with schedules.
 SCHEDULED = 0.5
-#: In runs with all kinds of bounds: share of specifications that have a certain bound; and share of specifications that
-#: list their times.
+#: In runs with all kinds of bounds: `_BOUND`: share of specifications that have a bound, for each kind of bound;
+#: `_LISTED`: share of specifications that list their times.
 _BOUND, _LISTED = 0.4, 0.25
 _NAMES = ("tick", "calm", "daily")
 #: Name of a schedule → specifications that it may have.

@@ -11,7 +11,8 @@ from hadelay.server.node import Node
 
 #: Tolerance of absolute times, in ms: the difference of the wall clocks that a majority accepts.
 _SKEW_MS = 250.0
-#: Seconds from the last fault or change of leader until lateness is checked; largest lateness allowed then, in ms.
+#: `_QUIET_S`: seconds after the last fault or change of leader during which lateness is not checked. `_LATE_MS`:
+#: largest lateness allowed afterwards, in ms.
 _QUIET_S, _LATE_MS = 2.0, 1_000
 #: Time, in ms, within which the end of a TTL has to be written to the log while there is a leader.
 _EXPIRES_MS = 3_000

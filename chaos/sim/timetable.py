@@ -89,9 +89,9 @@ class Known:
     paused: bool
     #: Newest occurrence that the model has checked, in Unix ms.
     last: int
-    #: Number of messages that the schedule made at its times, less those that a change cancelled; and whether the
-    #: schedule has ended.
+    #: Number of messages that the schedule made at its times, less those that a change cancelled.
     made: int = 0
+    #: Whether the schedule has ended.
     over: bool = False
     #: Messages that the schedule made at its times, not by a trigger or backfill: message id → time of the occurrence.
     filed: dict[int, int] = field(default_factory=dict)
@@ -180,9 +180,9 @@ class Timetable:
 
     def _cancelled(self, name: str, ledger: Ledger, *, stays: bool = False) -> None:
         """S4: after a schedule was deleted, paused or replaced, its messages that were not due yet are cancelled, and
-        no longer count as made; they are removed from `filed`. Exempt are messages that a job rescheduled. With
-        `stays`, occurrences whose time has come are exempt, too: they count, by their own message or by one of the new
-        template."""
+        no longer count as made; they are removed from `filed`. Exempt are messages that a job rescheduled. stays:
+        occurrences whose time has come are exempt, too; each still counts as made, by its own message or by a message
+        of the new template."""
         known, kept = self.known.get(name), dict[int, int]()
         if known is None:
             return
@@ -295,8 +295,8 @@ class Timetable:
         self.sim.decide("S1 schedules", wrong, text, id_)
 
     def _decided(self, at_ms: int) -> bool:
-        """Whether a leader may have proposed an occurrence in time, just before all machines were suspended: its
-        proposal is applied after the suspension, and then the occurrence is late."""
+        """Whether the occurrence at this time may be late: a leader may have proposed the occurrence just before all
+        machines were suspended, and the proposal was applied after the suspension."""
         return any(nap_ms - _GRACE_MS < at_ms < nap_ms + _SLACK_MS for nap_ms in self.sim.naps_ms)
 
     def _overlaps(self, name: str, times: list[int], ledger: Ledger) -> None:
@@ -310,8 +310,9 @@ class Timetable:
         self.sim.decide(branch, len(pending) > most, f"{name} made one beside {pending}", *pending)
 
     def _note_filed(self, name: str, ledger: Ledger, *, new: bool = False) -> int:
-        """Note the messages that the schedule made at its times; returns the number of those not noted before. new:
-        whether these were made now, and not in place of cancelled messages, whose due times they have."""
+        """Note the messages that the schedule made at its times; returns the number of messages not noted before. new:
+        True if these messages were made now; False if they replace cancelled messages, and have the due times of
+        those."""
         found, known, before = schedules.find(ledger, name), self.known[name], len(self.made)
         ring = [made for made in found.state.ring if not made.manual] if found is not None else []
         times = [made.occurrence for made in ring]

@@ -129,7 +129,8 @@ class TransferClient(Client):
                 ttl_ms = 20_000 if draft.topic == LETTERS and not draft.ttl_ms else draft.ttl_ms
                 for each in (one, one + 1) if draft.topic == LETTERS else (one,):
                     if one:
-                        # Another message with the key may replace it: a later one, or one whose publish got no answer.
+                        # Another message with the key may replace this one: a later one, or one whose publish got no
+                        # answer.
                         replaced = draft.key is not None
                         self.history.parcels.setdefault(each, Parcel(each, ttl_ms, may_end=replaced))
                         self.history.count("parcels published")
@@ -189,7 +190,7 @@ class TransferClient(Client):
         access = RequestRights(Actor(self.name), Rights(scopes))
 
         async def begin(service: NodeService) -> int:
-            need_begin(access, spec.action, spec.topic, spec.into)  # as HTTP and the console do
+            need_begin(access, spec.action, spec.topic, spec.into)  # HTTP and the console check these rights, too
             return int((await service.jobs.begin(spec, request_id, access.actor)).id)
 
         def replied(job: int | None, error: HadelayError | None) -> None:

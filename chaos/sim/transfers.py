@@ -63,12 +63,15 @@ class _Step:
     job: int
     done: int
     refused: int
-    #: Message → its open entry; and message → number of the topic to which it has to move, None if it has to stay.
+    #: Message → its open entry.
     before: dict[int, _Open]
+    #: Message → number of the topic to which the message has to move; None if it has to stay.
     wanted: dict[int, int | None]
-    #: Message → its record; message → its TTL in ms; topic → number of messages for which it has room.
+    #: Message → its record.
     records: dict[int, bytes] = field(default_factory=dict)
+    #: Message → its TTL, in ms.
     ttls: dict[int, int] = field(default_factory=dict)
+    #: Topic → number of messages for which the topic has room.
     rooms: dict[int, int] = field(default_factory=dict)
 
 

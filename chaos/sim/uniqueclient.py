@@ -11,8 +11,8 @@ from hadelay.errors import HadelayError
 from hadelay.model import KEEP, REPLACE, Draft
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with a UniqueClient; number of client keys that it uses; and periods (unique_for) that it chooses from,
-#: in ms.
+#: `USED`: share of runs with a UniqueClient. `_KEYS`: number of client keys that the client uses. `_PERIODS_MS`:
+#: periods (unique_for) that the client chooses from, in ms.
 USED, _KEYS, _PERIODS_MS = 0.3, 3, (200, 1_000, 2_500)
 _EXPIRES_MS = 60_000
 
@@ -29,8 +29,8 @@ class UniqueClient(Client):
             self._next()
 
     def _make(self) -> None:
-        """Have the topic deleted when it is unused, which takes a suspension of all machines, or the hours at the end
-        of a run."""
+        """Create the topic. The cluster deletes the topic when it is unused for long: during a suspension of all
+        machines, or in the hours at the end of a run."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.made |= error is None

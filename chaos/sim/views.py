@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Hours on both sides of the present whose messages are counted by minute.
 _HOURS = 120
-#: Size of the pages that are read; and one message in this many is looked up.
+#: `_PAGE`: size of the pages that are read. `_LOOKED_UP`: one message in this many is looked up.
 _PAGE, _LOOKED_UP = 7, 3
 
 
@@ -106,7 +106,8 @@ def _described(cluster: SimCluster, node: Node) -> None:
         if found is None or not history.own_id(message) or message.kept_other:
             continue
         same = (found.topic, found.body, tuple(unpack(found.meta).tags)) == (message.topic, message.body, message.tags)
-        # A lease that ends, a nack and a reschedule change the due time; each is in the message's history.
+        # Skip due times that changed: by a lease that ended or a nack, which are in the message's history, a reschedule
+        # or a redrive.
         moved = found.history or history.moved(message) or history.meant("redrive", message, found.id)
         # A restored cluster does not know the due time of a message that was rescheduled about the time of the backup.
         unknown = moved or message.deliver_at_ms == NEVER_MS

@@ -9,27 +9,31 @@ HOUR_S = 3600
 @dataclass(frozen=True)
 class Workload:
     topics: tuple[str, ...] = ("orders", "mail", "jobs")
-    #: Limit of attempts in the last topic, which has an administrator; share of its messages that always fail.
+    #: Limit of attempts in the last topic, which has an administrator.
     max_attempts: int = 2
+    #: Share of the messages of the last topic that always fail.
     failing: float = 0.3
     purges: float = 0.15
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
     #: Share of batches that are published again, under the same Idempotency-Key, after the publish was answered.
     repeated: float = 0.05
-    #: Share of messages with a client key, number of keys, share of rescheduled messages, share with a TTL.
+    #: Share of messages with a client key, and number of different client keys.
     keyed: float = 0.15
     keys: int = 8
+    #: Share of messages that are rescheduled, and share of messages with a TTL.
     reschedules: float = 0.08
     ttls: float = 0.15
-    #: Share of messages with tags, the tags, and share of receives with tag filters.
+    #: Share of messages with tags, and the tags to choose from.
     tagged: float = 0.4
     tags: tuple[str, ...] = ("red", "green", "blue")
+    #: Share of receives with tag filters.
     selective: float = 0.25
     #: True: the last topic has quotas from the start.
     crowded: bool = False
-    #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
+    #: Longest usual delay, in ms.
     longest_ms: int = 4500
+    #: Share of messages with a far longer delay: these are still pending at the end of the run.
     far: float = 0.03
     #: Retention of settled messages of the first topic, in ms; 0: for as long as their hour is kept.
     retention_ms: int = 0
@@ -37,8 +41,9 @@ class Workload:
     group_concurrency: int = 0
     #: Limit per second of hand-outs of one group, in the topic whose groups are checked for order; 0: none.
     group_rate: float = 0.0
-    #: Share of messages with a group, in topics with a limit per group; and the groups.
+    #: Share of messages with a group, in topics with a limit per group.
     grouped: float = 0.8
+    #: Names of the message groups.
     groups: tuple[str, ...] = ("a", "b", "c")
 
     @property

@@ -28,7 +28,8 @@ from hadelay.errors import Conflict, Forbidden, HadelayError, NotFound, Unauthor
 
 log = logging.getLogger("hadelay.bridge")
 
-#: Limits: of unacked messages that RabbitMQ delivers (prefetch), and of messages in one publish request to the cluster.
+#: `PREFETCH`: limit of unacked messages that RabbitMQ delivers. `BATCH`: limit of messages in one publish request to
+#: the cluster.
 PREFETCH, BATCH = 1_000, 500
 #: Maximum length, in characters, of the text in the header `x-hadelay-refusal`.
 _LONGEST = 500
@@ -189,8 +190,8 @@ class Intake:
                 return False
             self._counts["repeated"] += 1
         elif isinstance(result, Forbidden):
-            # Publish again under a new key: the cluster remembers the refusal under the old key, and the token may get
-            # the right.
+            # Publish again under a new key: the cluster remembers the refusal under the old key, and the token may be
+            # granted the missing right.
             item.put.idempotency_key = new_key()
             return False
         elif _final(result):

@@ -102,8 +102,8 @@ async def check(route: Route) -> None:
 
 
 async def declare(connection: AbstractConnection, route: Route) -> None:
-    """Declare the queue of refused messages, and the bridge's exchange and queue unless they exist: a user may have
-    declared these with other arguments."""
+    """Declare the queue of refused messages. Declare the bridge's exchange and queue only if they do not exist: a user
+    may have declared these with other arguments."""
     if route.to:
         await _passively(connection, lambda channel: channel.exchange_declare(route.to, passive=True), required=True)
     channel = await connection.channel()
@@ -134,8 +134,8 @@ async def declare(connection: AbstractConnection, route: Route) -> None:
 async def _passively(
     connection: AbstractConnection, ask: Callable[[AbstractChannel], Awaitable[object]], required: bool = False
 ) -> bool:
-    """Whether a queue or exchange exists, by a passive declaration. Uses a separate channel, which RabbitMQ closes if
-    it does not exist."""
+    """Whether a queue or exchange exists, by a passive declaration. Uses a separate channel, because RabbitMQ closes
+    the channel if the queue or exchange does not exist."""
     channel = await connection.channel()
     try:
         await ask(channel)

@@ -19,7 +19,7 @@ from hadelay.client import Client, Put
 from hadelay.client.background import Running, wait
 from hadelay.errors import HadelayError, NotFound
 
-#: Lifetime of the bindings of temporary queues and of other queues, in seconds.
+#: Lifetimes in seconds: of the bindings of temporary queues, and of the bindings of other queues.
 _TEMPORARY_S, _DURABLE_S = 600.0, 30 * 86_400.0
 _REFRESH_S = _TEMPORARY_S / 3
 #: Timeout of the deletion of a binding, in seconds: a stopping worker should not wait long.

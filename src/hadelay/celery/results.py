@@ -112,8 +112,8 @@ class Backend(KeyValueStoreBackend):
             if left_s <= 0:
                 raise TimeoutError("The operation timed out.")
             if not present:
-                # Store or find the message of the present state, then read the state again: a state stored after this
-                # line ends that message, for which the code below waits.
+                # Store an empty message, or find the message of the present state; then read the state again. A state
+                # stored after this line ends that message, and so the wait below.
                 present = self._put(self.get_key_for_task(task_id), b"", "keep")
                 continue
             if on_interval is not None:

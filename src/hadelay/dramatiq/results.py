@@ -18,7 +18,7 @@ from hadelay.model import MAX_RESULT
 
 #: Limit, in seconds, of the time that one request waits for a result.
 _LONG_POLL_S = 20.0
-#: First and longest pause before another look for a message that is not published yet, in seconds.
+#: First and longest pause, in seconds, before the next look-up of a message that is not published yet.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 

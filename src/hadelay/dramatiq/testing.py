@@ -13,7 +13,7 @@ from hadelay.client import Client
 from hadelay.client.due import MovedNode, ready, settled
 from hadelay.dramatiq.broker import HadelayBroker
 
-#: Pause between two looks for messages that are due, in seconds.
+#: Pause between two checks for due messages, in seconds.
 _LOOK_S = 0.02
 #: Time, in seconds, after which `run_due` gives up on due messages that are not handed out, for example because their
 #: topic is paused.

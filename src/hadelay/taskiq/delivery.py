@@ -10,7 +10,8 @@ import msgspec
 from hadelay.client import AsyncMessage
 from hadelay.model import MAX_RESULT
 
-# taskiq runs a call, saves its result and acks it in one asyncio task, so both variables belong to one call.
+# taskiq runs a call, saves its result and acks it in one asyncio task, so the two context variables below belong to one
+# call.
 #: Result that the ack of the call in this asyncio task has to carry.
 _RESULT: ContextVar[bytes | None] = ContextVar("hadelay_taskiq_result", default=None)
 #: Whether the call of this asyncio task was acked.

@@ -36,7 +36,8 @@ _SETTINGS = (
 #: Size of a journal segment, in bytes. It is small, as the start fills a segment with zeros, but four times the largest
 #: entry, a message of 1 MiB.
 _SEGMENT_BYTES = 5 << 20
-#: Timeout of a start, in seconds; and interval of looking for its end.
+#: `_START_S`: timeout of the start of a node, in seconds. `_LOOK_S`: interval, in seconds, of checking whether the node
+#: serves.
 _START_S, _LOOK_S = 30.0, 0.002
 
 
