@@ -27,7 +27,7 @@ class Copies(Besides):
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self.queues = [topic, f"{topic}~a", f"{topic}~b"]
-        #: Acked copies and cancelled copies, each as (number of the message, queue).
+        #: `_acked` and `_cancelled`: acked and cancelled copies, each as (number of the message, queue).
         self._acked, self._cancelled = set[tuple[int, str]](), set[tuple[int, str]]()
         #: Number and id of each message whose cancel was requested.
         self._asked: dict[int, str] = {}

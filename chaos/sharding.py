@@ -122,7 +122,7 @@ class MapChanges:
 
 class NewNames:
     """Publishers: publish to a new topic name, under one idempotency key, through one shard and then again through
-    another; record the answered ids ("named")."""
+    another; record the ids in the answers ("named")."""
 
     def __init__(self, urls: Sequence[Sequence[str]], history: History) -> None:
         self.history, self.open = history, True

@@ -56,7 +56,7 @@ class AdminClient(Client):
             self._group(topic)
 
     def _group(self, topic: str) -> None:
-        """Set the topic's `group_concurrency`; repeat this until the cluster accepts it."""
+        """Set the topic's `group_concurrency`; repeat the request until the cluster accepts it."""
         config: dict[str, Any] = {"group_concurrency": self.workload.group_concurrency}
         if topic != self.topic:
             config |= {"max_attempts": 60_000, "group_rate": self.workload.group_rate or None}
@@ -68,7 +68,7 @@ class AdminClient(Client):
         self._put(topic, config, done)
 
     def _put(self, topic: str, config: dict[str, Any], done: Callable[[], None] = lambda: None) -> None:
-        """Change settings of a topic; repeat this until the cluster accepts it, and then call `done`."""
+        """Change settings of a topic; repeat the request until the cluster accepts it, and then call `done`."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None:

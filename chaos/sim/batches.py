@@ -59,7 +59,7 @@ def _keeps_callback(ledger: Ledger, found: batches.Found) -> bool:
 
 
 def judge(cluster: SimCluster, key: str, seen: Seen, flags: int) -> None:
-    """Check B2 of one batch. flags: flags of its state in the ledger."""
+    """Check B2 of one batch. flags: flags of the batch's state in the ledger."""
     over = [end for end in seen.ends if end is not None]
     complete = len(over) == len(seen.ends) and bool(flags & SEALED) and not flags & EXPIRED
     outcomes = {event for _, event in over}

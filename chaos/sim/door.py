@@ -138,7 +138,8 @@ class Client:
         self.cluster, self.name = cluster, name
         self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
         self.random = random.Random(f"{cluster.seed} {name}")
-        #: `good`: the client settles all messages; `stopped`: the client sends no more requests.
+        #: `good`: True in the drain, in which the client settles all messages. `stopped`: True once the client sends no
+        #: more requests.
         self.good = self.stopped = False
         #: Number of acts that this client has begun; an act is a request with its repetitions.
         self.acts = 0

@@ -29,8 +29,8 @@ from hadelay.server.service.node import NodeService
 WATCH_S = 0.01
 #: Limit, in seconds, of the time until a node ends after a failed sync; on a slow disk, a sync may take as long.
 FAILED_S = 4.0
-#: Share of machines on whose disks a sync takes long, and duration of such a sync, in seconds: syncs of the journal
-#: then overlap.
+#: `_SLOW_DISKS`: share of machines on whose disks a sync takes long, so that syncs of the journal overlap.
+#: `_SLOW_SYNC_S`: duration of such a sync, in seconds.
 _SLOW_DISKS, _SLOW_SYNC_S = 0.25, 0.004
 
 

@@ -82,8 +82,9 @@ class Nemesis:
         #: Names of the fault families that have struck so far.
         self.struck: set[str] = set()
         self.wiped = False
-        #: Name of the node with flipped bits, and functions that flip the bits back.
+        #: Name of the node with flipped bits.
         self.rotting = ""
+        #: Functions that flip the bits of this node back.
         self._unrot: list[Callable[[], None]] = []
         self.liar = ""
 

@@ -22,7 +22,8 @@ from hadelay.server.clustertime import NEAR_MS
 if TYPE_CHECKING:
     from hadelay.server.node import Node
 
-#: Intervals, in entries, of the comparison of states between nodes, and of the recount of a ledger.
+#: `_DIGESTS`: interval, in entries, of comparing states between nodes. `_RECOUNTS`: interval, in entries, of recounting
+#: a ledger.
 _DIGESTS, _RECOUNTS = 48, 96
 
 

@@ -208,7 +208,8 @@ class PatientOwner(ScheduleOwner):
         return self.cluster.sync != "commit" or chance >= _WAITING
 
     def _begin(self) -> None:
-        """Limit the topic's message groups, and repeat this until the cluster accepts it; then create the schedule."""
+        """Limit the topic's message groups, repeating the request until the cluster accepts it; then create the
+        schedule."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None:

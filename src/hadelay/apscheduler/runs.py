@@ -84,8 +84,8 @@ class Runs:
                 self._thread.start()
 
     def stop(self, wait: bool) -> None:
-        """Stop receiving; messages that no executor has are given back. wait: wait for the receiving thread, unless a
-        run is still going on, because the scheduler did not wait for its executors."""
+        """Stop receiving; messages that no executor has are given back. wait: whether to wait for the receiving thread;
+        not if a run is still going on, because then the scheduler did not wait for its executors either."""
         with self._lock:
             thread, self._thread = self._thread, None
             if self._stop is not None:

@@ -99,7 +99,8 @@ class HadelayBroker(Broker):
         self, queue_name: str, *, interval: int = 100, timeout: int | None = None, fail_fast: bool = False
     ) -> None:
         """Wait until a queue has no messages, delayed ones included: for tests, as with Dramatiq's Redis. Times are in
-        milliseconds. Raises QueueJoinTimeout. fail_fast: of Dramatiq's broker in memory; has no effect here."""
+        milliseconds. Raises QueueJoinTimeout. fail_fast: an option for Dramatiq's in-memory broker, without effect
+        here."""
         until = None if timeout is None else time.monotonic() + timeout / 1000
         while self._size(queue_name):
             if until is not None and time.monotonic() >= until:

@@ -30,7 +30,7 @@ class Worker:
         while await asyncio.to_thread(ready, self._broker.client, topics):
             messages = await self._client.receive(topics, max=1, wait=2)
             if not messages:
-                break  # the topic is paused, or the message is blocked by its group
+                break  # no due call is handed out: the topic is paused, or a message group blocks the call
             call = await self._broker._call(messages[0])
             if call is not None:
                 ended = asyncio.Event()
