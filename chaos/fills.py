@@ -63,7 +63,7 @@ class Fills(Besides):
         try:
             await client.delete_topic(topic, force=True)
         except NotFound:
-            return  # an earlier request deleted the topic, and its answer was lost
+            return  # done: an earlier request deleted the topic, and the answer to that request was lost
 
 
 def unfilled(history: History) -> Iterator[tuple[str, str]]:

@@ -230,7 +230,7 @@ class Watch(Served):
         if step.expected == (0, 0):
             self.judged[step.job] = set()
         if step.job not in self.judged:
-            return  # the job began before the backup from which this cluster was restored
+            return  # skip the check: the job began before the backup from which this cluster was restored
         known, text = self.judged[step.job], f"job {step.job} judges a message twice"
         self.decide("J1 jobs, twice", bool(ids & known), text, *sorted(ids & known))
         known |= ids
@@ -269,7 +269,7 @@ class Watch(Served):
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """Check, for I13, that the list of members by which a node counts majorities is in the node's log."""
         if raft.applier.installing:
-            return  # a snapshot is being installed: this log does not have its members yet
+            return  # skip the check: a snapshot is being installed, whose members are not in this log yet
         at, members = raft.machine.members()
         since, counted = raft.membership.applied_list
         wrong = [since] if since != at or (members and counted != members) else []
@@ -410,7 +410,7 @@ class SimCluster(Watch):
         journal = node.raft.journal
         anew = journal.incarnation != FOUNDING and (journal.last_index, journal.term) == FIRST
         if anew and machine.name in self.rotten:
-            # an earlier process noted damage, which emptied the disk, but crashed before it called `fatal`
+            # an earlier process noted damage and had its disk emptied, but crashed before it called `fatal`
             self._forget(machine)
         self._look_at_journal(machine, journal)
         self.safety.reopened(machine.name, node.raft.journal)

@@ -134,7 +134,7 @@ class FanOutClient(Client):
             ttl_ms = sent.ttl_ms = self.random.choice((0, 0, 0, 4_000))
             meta = pack(Meta(tags=list(tags), ttl=ttl_ms))
             key = b"e%d" % self.random.randrange(3) if self.random.random() < _KEYED else None
-            sent.cancel_invoked = key is not None  # a later message with the key replaces it
+            sent.cancel_invoked = key is not None  # a later message with the key replaces this message
             drafts.append(
                 Draft(TOPIC, delay_ms, True, mask_of(tags), ttl_ms, meta, body, body, key, REPLACE if key else KEEP)
             )
@@ -340,7 +340,7 @@ def check(history: History, node: Node) -> None:
     ledger, missing = node.ledger, 0
     for sent in history.fanned_out:
         if not sent.id or find_entry(ledger, sent.id) is None:
-            continue  # the publish was not confirmed, or the message's hour was deleted
+            continue  # skip the message: its publish was not confirmed, or its hour was deleted
         found: dict[str, State] = {}
         for one in (sent.id, *copies_of(ledger, sent.id)):
             place = find_entry(ledger, one)

@@ -76,7 +76,7 @@ class Features:
         try:
             every = [(kind, decode(kind, body), result) for (kind, body), result in zip(commands, results, strict=True)]
         except Malformed:
-            return  # an invalid command, which only fuzz clients send
+            return  # skip an invalid command: only fuzz clients send such commands
         settles = [(c, r) for k, c, r in every if k == Command.SETTLE and not c.nack and isinstance(r, LeaseResult)]
         for command, result in settles:
             self._check_results(ledger, command, result)

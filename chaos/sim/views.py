@@ -106,8 +106,8 @@ def _described(cluster: SimCluster, node: Node) -> None:
         if found is None or not history.own_id(message) or message.kept_other:
             continue
         same = (found.topic, found.body, tuple(unpack(found.meta).tags)) == (message.topic, message.body, message.tags)
-        # Skip due times that changed: by a lease that ended or a nack, which are in the message's history, a reschedule
-        # or a redrive.
+        # Skip due times that changed: by an ended lease or a nack (both are in the message's history), by a reschedule,
+        # or by a redrive.
         moved = found.history or history.moved(message) or history.meant("redrive", message, found.id)
         # A restored cluster does not know the due time of a message that was rescheduled about the time of the backup.
         unknown = moved or message.deliver_at_ms == NEVER_MS

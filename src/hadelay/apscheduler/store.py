@@ -106,7 +106,7 @@ class HadelayJobStore(BaseJobStore):
                 try:
                     made.append(self._job(self.client.schedule(schedule.schedule, body=True)))
                 except NotFound:
-                    continue  # the schedule was deleted meanwhile
+                    continue  # skip the job: its schedule was deleted meanwhile
                 except LookupError as error:
                     log.warning("job of schedule %s: %s", schedule.schedule, error)
         made.sort(key=lambda job: job.next_run_time.timestamp() if job.next_run_time else 0.0)

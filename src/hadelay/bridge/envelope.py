@@ -78,7 +78,7 @@ def delay_of(headers: Mapping[str, Any]) -> int:
         return 0
     try:
         return min(max(0, int(value)), _LONGEST_MS)
-    except (ValueError, OverflowError):  # the header is NaN or infinite
+    except (ValueError, OverflowError):  # deliver at once: the delay in the header is NaN or infinite
         return 0
 
 

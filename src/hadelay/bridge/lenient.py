@@ -11,7 +11,7 @@ from pamqp import decode
 from hadelay.bridge.envelope import time_of
 
 _TIMESTAMP = struct.Struct(">Q")
-#: Name of the only header in a table of headers that could not be decoded.
+#: Name of the one header that stands in place of a table of headers that could not be decoded.
 _MARK = "unreadable"
 
 

@@ -92,7 +92,7 @@ class Bindings:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            with suppress(HadelayError):  # ignored: the next refresh publishes all bindings again
+            with suppress(HadelayError):  # ignore errors: the next refresh publishes all bindings again
                 await self._client._async().put_many([self._put(binding) for binding in list(self._made)])
 
     def _put(self, binding: Binding) -> Put:

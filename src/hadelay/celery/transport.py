@@ -354,7 +354,7 @@ class Transport(virtual.Transport):
             client = self.cluster._async()
             wait(client._transport.request("GET", path, wire.read(wire.WireTopics), timeout_s=_VERIFY_S))
         except Forbidden:
-            pass  # a node answered, which suffices; the token lacks the scope `read`
+            pass  # accept the connection: a node answered, though the token lacks the scope `read`
         except HadelayError as error:
             raise ConnectionError(str(error)) from error
         return super().establish_connection()  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ class Delivery:
     def __del__(self) -> None:
         """Nack a message that taskiq dropped without an ack: its middleware raised an error, or its call had to ack by
         itself and did not. Without a nack, the lease would be extended for ever."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
+        with contextlib.suppress(RuntimeError):  # ignore a closed event loop: it extends no leases
             self._loop.call_soon_threadsafe(_forgotten, self._message, self._ended)
 
 

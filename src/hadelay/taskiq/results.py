@@ -29,7 +29,7 @@ class HadelayResultBackend(AsyncResultBackend[Any]):
             with suppress(TypeError):  # classes that only pydantic can encode are not checked for NaN
                 exactjson.refuse_nan(result.model_dump(include={"return_value"})["return_value"], "result")
             unacked = keep(result.model_dump_json().encode())
-        except ValueError as error:  # the result is no JSON, or is too large
+        except ValueError as error:  # store an error instead: the result is no JSON, or is too large
             result = result.model_copy(update={"is_err": True, "return_value": None, "error": error})
             unacked = keep(result.model_dump_json().encode())
         if not unacked:
