@@ -315,7 +315,7 @@ class Run:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
-            work.result()  # raises the step's error, if any, instead of the cancellation
+            work.result()  # if the step failed, raise its error instead of the cancellation
             raise
 
     async def _probe(self, kind: str, others: list[str], began: float) -> None:

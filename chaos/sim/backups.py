@@ -154,7 +154,7 @@ def _known(old: History, began: float, ended: float) -> History:
         m.cancel_invoked = m.cancel_invoked if (m.cancel_invoked or inf) < ended else None
         if (m.stored or inf) >= began:
             m.id, m.stored, m.refused = None, None, True
-        elif old.moved(m):  # the reschedule may have taken effect too late to be in the backup
+        elif old.moved(m):  # unknown due time: the reschedule may have come too late for the backup
             m.deliver_at_ms, m.unsure = NEVER_MS, True
     orders = [replace(order, answered=None) for order in old.orders if order.invoked < ended]
     return replace(old, messages=messages, hand_outs=[*acks.values()], orders=orders, second_ids=[], limited=None)

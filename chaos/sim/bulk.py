@@ -80,7 +80,7 @@ class BulkClient(Client):
         """Draw a bulk job to begin: (kind of the Order to record, specification of the job)."""
         rng, tags = self.random, self.cluster.workload.tags
         some: tuple[str, ...] = rng.choice(((), (), (rng.choice(tags),)))
-        rate = rng.choice((None, 4.0, 8.0))  # messages per second; each step of the job then has one or two messages
+        rate = rng.choice((None, 4.0, 8.0))  # limit of messages per second: a step then has one or two messages
         chance = rng.random()
         if chance < 0.15:
             return "job cancel", JobSpec("cancel", self.topic, (rng.choice(tags),), rate=rate)

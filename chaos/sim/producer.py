@@ -133,7 +133,7 @@ class Producer(Client):
         ]  # fmt: skip
 
         def replied(receipts: Any, error: HadelayError | None) -> None:
-            note_late()  # hours may have passed since the request was sent
+            note_late()  # check again: hours may have passed since the request was sent
             if error is not None:
                 self.history.count(f"publish {error.type}")
                 self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")

@@ -200,7 +200,7 @@ class TransferClient(Client):
                 text = f"a token with {scopes} begins {spec}: {'refused' if error else job}"
                 self.history.decide("J3 transfers, rights", (error is None) != _may(scopes, spec), text)
             elif not error.outcome_known and not self.stopped:
-                self.ask(begin, replied)  # with the same request_id, which begins no second job
+                self.ask(begin, replied)  # repeat with the same request_id, which begins no second job
 
         self.ask(begin, replied)
 

@@ -37,7 +37,7 @@ class Uniques:
     def committed(self, body: memoryview, result: Any, ledger: Ledger) -> None:
         """Check U1 for an applied PUBLISH. ledger: state after the PUBLISH's entry."""
         if not isinstance(result, PublishResult) or self._periods is None:
-            return  # refused: a fuzz client may have sent bytes that are no PUBLISH
+            return  # skip a refused command: a fuzz client may have sent bytes that are no PUBLISH
         command = decode(Command.PUBLISH, body)
         hashes = dict(zip(command.client_keys["row"].tolist(), command.client_keys["hash"], strict=True))
         covered: set[int] = set()

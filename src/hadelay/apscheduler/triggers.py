@@ -81,7 +81,7 @@ def pattern_of(trigger: CronTrigger) -> str:
         if str(fields[name]) != "*":
             raise ValueError(f"{trigger}: a cluster's cron has no {name}: use start_date, end_date or another field")
     found = {name: _field(name, fields[name].expressions) for name in _ORDER}
-    if found["day"].startswith("="):  # a cluster's pattern has "third Friday" in the field for the weekday
+    if found["day"].startswith("="):  # a cluster has days such as "3rd fri" in the field for the weekday
         if found["day_of_week"] != "*":
             raise ValueError(f"{trigger}: use one of day and day_of_week, and check the other in the job")
         found["day"], found["day_of_week"] = "*", found["day"][1:]

@@ -46,7 +46,7 @@ def _lenient(strict: Callable[[bytes], Any], size: Callable[[bytes], int], inste
     def decoded(value: bytes) -> Any:
         try:
             return strict(value)
-        except (ValueError, OverflowError, OSError, RecursionError):  # a UnicodeDecodeError is a ValueError
+        except (ValueError, OverflowError, OSError, RecursionError):  # ValueError includes UnicodeDecodeError
             return size(value), instead
 
     return decoded

@@ -133,5 +133,5 @@ def _template(raw: dict[str, Any], expires: datetime | None) -> bytes:
     The transport gives each occurrence a task id."""
     raw["headers"] |= {"id": "", "root_id": "", "origin": "beat", "expires": expires and expires.isoformat()}
     raw["properties"] |= {"correlation_id": "", "delivery_tag": "", "reply_to": ""}
-    raw["properties"].pop("expiration", None)  # time left until `expires`: only RabbitMQ reads this property
+    raw["properties"].pop("expiration", None)  # differs per publish, and only RabbitMQ reads this property
     return str(dumps(raw)).encode()

@@ -68,7 +68,7 @@ class Backend(KeyValueStoreBackend):
         self._put(key, value, "replace")
 
     def delete(self, key: bytes) -> None:
-        with contextlib.suppress(NotFound, Conflict):  # there is no result, or the result has expired
+        with contextlib.suppress(NotFound, Conflict):  # ignore: there is no result, or it has expired
             self._client.cancel(topic=self._topic, key=id_of(key.decode()))
 
     def wait_for_pending(
