@@ -132,7 +132,7 @@ def lost(history: History) -> Iterator[Case]:
         if put.id is None or put.cancel_asked is not None:
             continue
         state = history.ends.get(put.id, ("", None))[0]
-        owed = state in PENDING or state == "dead"  # no violation here: checker I15 judges pending messages
+        owed = state in PENDING or state == "dead"  # no violation: I15 judges pending messages and dead letters
         where = f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state or 'never handed out'}"
         if put.id not in given:
             yield "never handed out", "" if owed or (put.ttl_s and state == "expired") else where
