@@ -230,7 +230,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 def _negative_values(argv: Sequence[str]) -> list[str]:
     """The typed words, with `--delay -5s` written as `--delay=-5s`. No option begins with a digit, so -5s is a value:
-    an error then calls it negative, not missing."""
+    the error then says that the value is negative, and not that --delay has no value."""
     words: list[str] = []
     for n, word in enumerate(argv):
         if words and re.match(r"-\.?\d", word) and re.fullmatch("--[a-z-]+", words[-1]) and "--" not in argv[:n]:

@@ -118,8 +118,8 @@ def _rate(text: str) -> float:
 
 
 def _of_one_shard(remote: Remote) -> Remote:
-    """`remote` for the shard that answered, if there are several shards: --servers may name nodes of other shards,
-    too."""
+    """Copy of `remote` whose requests name the shard that answered: --servers may have nodes of other shards, too.
+    Returns `remote` itself if it names a shard, or if there is only one shard."""
     if remote.shard is not None:
         return remote
     found = call(remote, "GET", "/v1/shards", needs="cluster_id", query={"stale": True})

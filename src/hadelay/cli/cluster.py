@@ -15,7 +15,7 @@ from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
 _TERMS = ("term", "leader", "since", "why", "overdue", "leases", "lag_ms")
 _BACKUPS = ("at", "node", "bytes", "read_bytes", "outcome")
-#: Limit of terms that the status shows.
+#: Number of the latest Raft terms that `cluster status` shows.
 _SHOWN = 5
 _LISTED = ("name", "role", "raft", "http", "lag", "version")
 _TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired", "aws")

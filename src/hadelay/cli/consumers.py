@@ -6,7 +6,7 @@ from hadelay.cli.output import Remote, Stale, emit_json, say, table
 from hadelay.cli.remote import call
 
 _COLUMNS = ("consumer", "node", "asked", "topics", "leased", "acked_per_min", "last_error", "oldest_lease")
-#: Number of topics that a row of the table names.
+#: Limit of the topics that are named in one row of the table.
 _NAMED = 3
 
 

@@ -55,8 +55,8 @@ class Replica(NamedTuple):
 
 
 class Layout(msgspec.Struct, kw_only=True):
-    """Content of cluster.json. founded: number of shards whose nodes were all ready once. If a node of such a shard has
-    an empty data directory, data was lost."""
+    """Content of cluster.json. founded: number of shards whose nodes have all been ready at some time. If a node of
+    such a shard has an empty data directory, data was lost."""
 
     id: str
     nodes: int
@@ -314,7 +314,7 @@ class _Cluster:
         """Disk space that each process takes, on average, in MB."""
         size = 0
         for name in self.layout.names():
-            with contextlib.suppress(FileNotFoundError):  # nodes replace and remove files meanwhile
+            with contextlib.suppress(FileNotFoundError):  # a node may remove a listed file
                 for path in (self.directory / name).rglob("*"):
                     size += path.stat().st_blocks * 512
         return size // len(self.processes) // 1_000_000

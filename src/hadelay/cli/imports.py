@@ -109,7 +109,7 @@ def apscheduler(
 
 
 def rabbitmq_delayed(
-    file: Annotated[str | None, Parameter(help="File with what the expression printed; - is standard input.")] = None,
+    file: Annotated[str | None, Parameter(help="File with the output of rabbitmqctl; - is standard input.")] = None,
     /,
     *,
     topic: str | None = None,
@@ -118,7 +118,7 @@ def rabbitmq_delayed(
     expression: bool = False,
     options: Importing = Importing(),
 ) -> int:
-    """Import what waits in RabbitMQ's delayed-message plugin, up to RabbitMQ 3.12, for a bridge that publishes it.
+    """Import the messages of RabbitMQ's delayed-message plugin, up to RabbitMQ 3.12. A bridge publishes them when due.
 
     Args:
         topic: Topic of the bridge, such as hadelay.shop.delay.

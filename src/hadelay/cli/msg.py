@@ -46,7 +46,7 @@ _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "old_deliver
 _TIMEOUT_S = 15.0
 
 
-#: Options of a publish: name of the command-line option → (name in the API, row).
+#: Options of a publish: name of the command-line option → (name in the API, its row in api/publishoptions.py).
 _OPTIONS = {row.command or name: (name, row) for name, row in OPTIONS.items() if row.command is not None}
 
 
@@ -303,8 +303,8 @@ def receive(
 
 
 def _unknown(topics: Sequence[str], remote: Remote) -> Iterator[str]:
-    """Sentences about the topics that do not exist. Ends at the first topic that the token may not read, or that no
-    node answers for."""
+    """Yields a sentence about each topic that does not exist. Stops early at a topic that the token may not read, or
+    about which no node answers."""
     for topic in topics:
         try:
             call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")

@@ -19,7 +19,7 @@ from hadelay.outbox.tables import TABLE, Dialect
 
 
 class _Absent(ConfigError):
-    """An outbox that cannot be used now: its database does not answer, refuses the user, or has no table."""
+    """Error: the outbox cannot be used now. Its database does not answer, refuses the user, or has no outbox table."""
 
 
 Url = Annotated[

@@ -87,7 +87,7 @@ def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[...
 
 
 def json_line(value: Any) -> bytes:
-    """`value` as one line of JSON. Characters that a terminal may obey are escaped, which changes no value."""
+    """`value` as one line of JSON. Control characters, which a terminal would obey, are JSON escapes of equal value."""
     text = msgspec.json.encode(value).decode()
     if not text.isascii() or "\x7f" in text:
         text = "".join(c if c.isprintable() else _escaped(c) for c in text)
@@ -95,7 +95,7 @@ def json_line(value: Any) -> bytes:
 
 
 def _escaped(character: str) -> str:
-    """JSON escapes of a character. Not by the standard library, which leaves DEL as it is."""
+    """A character as JSON escapes. Does not use the standard library, which leaves the character DEL unescaped."""
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
 

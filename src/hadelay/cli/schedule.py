@@ -220,8 +220,10 @@ def preview(
 
 def delete(name: Name, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
     """Delete a schedule. Messages that are not due yet are cancelled."""
-    with suppress(Forbidden):  # a token may have the scope publish without read.
-        call(remote, "GET", _path(name), needs="schedule")  # a wrong name is an error: DELETE would succeed
+    # Read the schedule first, so that a wrong name is an error: DELETE succeeds for any name. A token with the scope
+    # publish, but not read, may delete schedules without this check.
+    with suppress(Forbidden):
+        call(remote, "GET", _path(name), needs="schedule")
     if not yes:
         confirm(f"deletes schedule {name} and cancels its messages that are not due yet")
     call(remote, "DELETE", _path(name))

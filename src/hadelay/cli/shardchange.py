@@ -35,7 +35,7 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """Ask a shard what it knows; the answer is a Known."""
+    """Ask a shard for the shard maps that it knows; the answer is a Known."""
 
     shard: int
 
@@ -46,7 +46,7 @@ class Prepare(msgspec.Struct, frozen=True):
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """Ask a shard for its names, after its PREPARE; the answer is a Named."""
+    """Ask a shard for its names, once it has prepared the new map; the answer is a Named."""
 
     shard: int
 
@@ -111,7 +111,7 @@ def next_map(known: Mapping[int, Known], edit: Edit) -> ShardMap:
 
 
 def refuse_another(known: Mapping[int, Known], index: int) -> None:
-    """Raise Stopped if the map has another cluster at this index than the cluster that answered for it."""
+    """Raise Stopped if another cluster answered for the shard `index` than the cluster that the map has there."""
     there = first_map(known).shards.get(index)
     if there is not None and there.group != known[index].group:
         raise Stopped(

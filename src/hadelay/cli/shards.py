@@ -369,5 +369,5 @@ class Shards:
             if page["next"] is None:
                 break
             after = page["next"]
-        # The names count only if the shard had the same prepared map at all pages.
+        # prepared=None if the prepared map changed between two pages: the names may then be incomplete.
         return Named(frozenset(topics), frozenset(targets), prepared[0] if len(set(prepared)) == 1 else None)

@@ -40,8 +40,8 @@ def copy(source: Remote, to: Remote, shard: int, bootstrap: str = "") -> Copied:
 
 
 def _introduced(to: Remote, shard: int, own: Mapping[str, Any], now_ms: int, bootstrap: str) -> bool:
-    """Create the user's own token in the new shard. That token authorises the request, if it is the bootstrap token
-    there, or else `bootstrap`. Returns whether the shard did not know the token before."""
+    """Create the user's own token in the new shard. The request is sent with that token, which may be known there or
+    be the bootstrap token there, and if refused, with `bootstrap`. Returns True if the token was not known there."""
     document = _document(own, now_ms)
     for by in (to, replace(to, token=bootstrap)) if bootstrap else (to,):
         try:
@@ -71,7 +71,7 @@ def _tokens(at: Remote) -> dict[str, dict[str, Any]]:
 
 
 def _chosen(at: Remote) -> dict[str, int]:
-    """Query that names the shard at this address; empty if it is in no shard map."""
+    """Query that names the shard at this address; empty if that shard is in no shard map."""
     shard = call(at, "GET", "/v1/shards", needs="cluster_id")["shard"]
     return {} if shard is None else {"shard": shard}
 

@@ -168,7 +168,7 @@ def _part(kind: Kind, given: Any) -> Any:
 
 
 def _value(name: str, kind: Kind, text: str) -> Any:
-    """Value of a setting, or of a field of a setting, as the API takes it. name: of the option."""
+    """Value of a setting, or of a field of a setting, as the API takes it. name: name of the option, for errors."""
     if text == _DEFAULT:
         return None
     if kind.name == "backoff" and "=" in text:
@@ -232,7 +232,7 @@ def resume(topic: Topic, /, *, remote: Remote = Remote()) -> None:
     show(call(remote, "POST", f"/v1/topics/{segment(topic)}:resume", {}, needs="scheduled"), remote)
 
 
-#: Option with states, whose empty default the help does not show.
+#: Type of an option for states of messages; the help does not show its empty default.
 _States = Annotated[tuple[Literal["scheduled", "ready", "dead"], ...], Parameter(show_default=False)]
 
 

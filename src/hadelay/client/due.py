@@ -14,7 +14,7 @@ from hadelay.client.message import AsyncMessage
 from hadelay.client.sync import Client
 from hadelay.errors import NotFound
 
-#: Limit of the messages that one call of `due` yields; and timeout, in seconds, of one receive and of `settled`.
+#: _MOST: limit of the messages that one call of `due` yields. _WAIT_S: timeout of one receive, and of `settled`.
 _MOST, _WAIT_S = 10_000, 2.0
 #: Interval, in seconds, at which `settled` checks whether messages are still leased.
 _LOOK_S = 0.005

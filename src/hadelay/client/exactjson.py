@@ -54,7 +54,7 @@ def changed(given: Any, got: Any, where: str) -> str:
         return next(filter(None, (changed(one, other, f"{where}[{n}]") for n, (one, other) in pairs)), "")
     same = type(given) is type(got)
     if given == got or (same and type(given).__eq__ is object.__eq__):  # type: ignore[comparison-overlap]
-        return ""  # equal, or of a class that does not define equality
+        return ""  # equal, or of a class without __eq__, whose values cannot be compared
     if same or type(got) in _JSON:
         kind = type(given).__name__
         return f"{where}: a {kind} would arrive as {got!r:.60}: annotate the parameter, or pass what JSON has"

@@ -68,7 +68,7 @@ async def settled(client: Leasing, how: How, leases: list[str], results: Sequenc
     except BadRequest:
         if how is not GIVE_BACK:
             raise
-        # An older node refuses the unknown field `count`: without the field, the attempt counts.
+        # A node of an older version refuses the field `count`. Nack without it, although the attempt then counts.
         return await client.nack(leases, delay=how.delay, reason=how.reason)
 
 

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 #: Minimum and maximum pause after a poll that failed with all its retries, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
-#: First timeout, in seconds, of a poll that only asks whether a node answers; interval, in seconds, of the log lines
-#: that no node answers.
+#: _ASK_S: first timeout, in seconds, of a poll that only asks whether a node answers. _SAY_S: interval, in seconds, of
+#: the log lines that no node answers.
 _ASK_S, _SAY_S = 1.5, 30.0
 #: Timeout, in seconds, of a poll, in addition to the time for which the poll waits for messages.
 _POLL_S = 6.0
@@ -50,12 +50,13 @@ class Polling:
         self.room = asyncio.Event()
         #: Event that is set by the first answer of a node to a poll.
         self.reached = asyncio.Event()
-        #: Number of changes of the topics; and number of messages that polls of single shards, which do not wait, have
-        #: asked for.
+        #: _version: number of changes of the topics so far. _wanted: number of messages for which polls of single
+        #: shards have reserved room.
         self._version = self._wanted = 0
         #: Unanswered requests of the polls.
         self._asked: set[asyncio.Future[list[AsyncMessage]]] = set()
-        #: Number of polls that failed since the last answer, and monotonic time of the next log line about them.
+        #: _failures: number of failed polls since the last answer. _say_at: monotonic time of the next log line about
+        #: failures.
         self._failures, self._say_at = 0, 0.0
         #: Whether the order of the topics is their priority, which several polls, one per shard, cannot respect.
         self._listed = getattr(receive, "keywords", {}).get("order") == "listed"

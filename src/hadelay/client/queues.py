@@ -77,8 +77,8 @@ async def cancel_call(client: AsyncClient, topic: str, task_id: str) -> None:
             refused.insert(0, error)
         except NotFound as error:
             refused.append(error)
-            if copy:
-                break  # not after copy 0: the cluster may have forgotten that message while copy 1 is pending
+            if copy:  # after copy 0, go on: the cluster may have forgotten that message while copy 1 is pending
+                break
     if not cancelled:
         raise refused[0]
 

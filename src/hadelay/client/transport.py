@@ -119,8 +119,8 @@ class Transport:
         #: Topic, percent-encoded as in paths → address of its shard's leader, learned from the header of a forwarded
         #: answer.
         self.direct: dict[str, str] = {}
-        #: Addresses that answers may not set as direct addresses, because no node answered there → monotonic time until
-        #: which that holds.
+        #: Addresses that answers may not set as direct addresses, because no node answered there → monotonic time when
+        #: this exclusion ends.
         self._not_direct: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}

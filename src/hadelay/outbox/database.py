@@ -61,6 +61,7 @@ class Status(NamedTuple):
     retrying: int
     #: Age of the oldest waiting row, in ms.
     oldest_ms: int
+    #: Number of rows that the cluster refused for good.
     refused: int
 
 

@@ -36,8 +36,8 @@ _TELL_S = 5.0
 #: sent one by one; the rest is left to the next step. Twice this limit plus the client's timeout must be less than
 #: HOLD_S of outbox/database.py.
 _BY_KEY_S = 15.0
-#: First and longest wait, in seconds, before the next try of a row, or of the relay after an error. Each wait is twice
-#: the wait before.
+#: First and longest wait, in seconds, before a row is tried again, or before the next step after an error. Each wait is
+#: twice the previous one.
 _FIRST_S, _LONGEST_S = 0.5, 60.0
 
 

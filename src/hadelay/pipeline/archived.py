@@ -178,7 +178,7 @@ def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(_queues(table), topics)
-    rows["size"] = 1  # a size other than 0: readers would take size 0 for the end of the file
+    rows["size"] = 1  # any size except 0, which readers would take for the end of the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:

@@ -186,7 +186,7 @@ class _MessageBatch(_Batch):
         return pa.array([get(value) for value in values], ARROW[kind]).take(indices)
 
     def published(self) -> pa.Array:
-        """Id in each row's record, which the publisher got; null where it equals the message's own id."""
+        """Id that the publisher got, from each row's record; null where that id is the message's own id."""
         named = self.gathered("<u8", _AT["first_id"])
         return without(ids(named), named == self.rows["first_id"])
 

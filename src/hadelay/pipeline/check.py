@@ -89,7 +89,8 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
 
 def _check_archived(store: Store, files: HourFiles, suffix: str) -> None:
     """Raise DamagedFile if Parquet files of an archived hour differ from its manifest. suffix: idx for the files of
-    messages, dsp for the files of events. The files of messages include the bodies, so nothing is checked for log."""
+    messages, dsp for the files of events. The files of messages include the bodies, so the suffix log
+    needs no check."""
     if suffix not in KIND:
         return
     assert isinstance(store, WithArchive)

@@ -25,8 +25,9 @@ _NEAR_S = 600
 
 
 class DrainTime(NamedTuple):
-    #: Maximum number of messages that wait at the same time, and longest wait of a message in seconds.
+    #: Maximum number of messages that wait at the same time.
     backlog: int
+    #: Longest wait of a message, in seconds.
     wait_s: float
     #: First second from which on no message waits; None: not within the forecast.
     clear: int | None

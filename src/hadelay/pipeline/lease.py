@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from hadelay.model import hour_name
 from hadelay.storage.locations import Location
 
-#: Interval of renewals, and time after which a lease ends that was not renewed, both in seconds.
+#: _RENEW_S: interval of renewals, in seconds. _ENDS_S: time, in seconds, after which a lease without a renewal ends.
 _RENEW_S, _ENDS_S = 20.0, 120.0
 #: Two runs that write leases of one hour within this time, in ms, may have seen each other's lease: both try again.
 _TOGETHER_MS = 2_000
@@ -61,8 +61,8 @@ class Lease:
 
 @contextmanager
 def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
-    """Context that holds a lease on an hour of an archive, and renews it. Raises Busy if another run has one, and
-    OSError from the store. Tasks of one run may share an hour, because they write the same files."""
+    """Context that holds a lease on an hour of an archive, and renews it. Raises Busy if another run has the lease,
+    and OSError from the store. Tasks of one run may share an hour, because they write the same files."""
     location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"

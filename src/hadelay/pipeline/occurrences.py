@@ -17,7 +17,8 @@ from hadelay.pipeline.schema import Options
 from hadelay.pipeline.timing import SECONDS
 from hadelay.timing import plan
 
-#: Time, in ms, by which the leader publishes occurrences ahead: these are waiting messages already.
+#: Time, in ms, by which the leader publishes messages of occurrences in advance. The forecast already counts these
+#: messages as waiting, and so leaves out their occurrences.
 _PUBLISHED_MS = 10_000
 
 

@@ -33,7 +33,8 @@ from hadelay.storage.locations import Location, absolute
 _ROWS = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _REASONS = 100
-#: Columns with durations, which may be numbers; and smallest number of digits of a due time that cannot be a Unix time.
+#: _DURATIONS: columns with durations, whose values may be numbers. _LONG: number of digits from which a number in the
+#: column deliver_at is too long for a Unix time.
 _DURATIONS, _LONG = [name for name, row in OPTIONS.items() if row.kind.name == "duration"], 18
 #: Maximum time by which a new leader's clock may be behind the previous leader's.
 _SKEW = timedelta(seconds=1)

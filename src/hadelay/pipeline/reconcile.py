@@ -48,7 +48,7 @@ AHEAD_MS = 100
 #: the end of their hour.
 RETIRED_MS = 2 * HOUR_MS
 _NEVER = np.iinfo(np.int64).min
-#: Number of entries that one task judges, among messages that moved to another hour.
+#: Number of entries per task that judges messages that moved to another hour.
 _MOVED_AT_ONCE = 1 << 20
 #: Number of rows per piece of a result; Spark moves ten pieces at a time.
 _ROWS_AT_ONCE = 1 << 16
@@ -68,7 +68,7 @@ _HOME = np.uint64((1 << 56) - 1)
 FACTS = np.dtype(
     [
         ("first_id", "<u8"), ("hour", "<u4"), ("entry", "<u4"), ("topic", "<u4"), ("status", "u1"), ("early", "?"),
-        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # late_ms: of the last hand-out; -1: not handed out.
+        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # late_ms: lateness of the last hand-out; -1: none
         ("leases", "<u4"), ("excused", "<u4"),  # excused: nacks and redrives; each allows one more lease
         ("to_hour", "<u4"), ("to_entry", "<u4"), ("live", "<u4"), ("verdict", "u1"),
     ]
@@ -81,8 +81,9 @@ class Rule(NamedTuple):
     grace_ms: int
     #: Hours whose messages are checked (by the message's first entry); None: all hours, also deleted ones.
     homes: frozenset[int] | None
-    #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
+    #: Whether to omit damaged or misplaced rows, instead of raising DamagedFile.
     skip: bool = False
+    #: Whether to check the CRCs of rows.
     verify: bool = False
     #: Mask of the selected topics by topic number, as NameMap.topic_mask returns it; None: all topics.
     topics: npt.NDArray[np.bool_] | None = None
@@ -164,7 +165,7 @@ def _judge_hours(
 
 
 def _brief(judged: Judged) -> tuple[Counts, Counter[int]]:
-    """Summary of a result: (counts, number of entries of moved messages, by the hour that the messages moved to)."""
+    """Summary of a result: (number of messages by verdict, number of entries of moved messages by target hour)."""
     return judged.counts, Counter(judged.moving["to_hour"].tolist())
 
 

@@ -28,7 +28,7 @@ OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 #: is safe, because only Spark reads the batches, only the rows that they have, and handles nulls itself. Also in
 #: docs/howto/spark-cluster.md.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-#: Patterns of a Spark master, and of a JVM's memory size.
+#: _MASTER: pattern of a Spark master's URL. _MEMORY: pattern of a JVM's memory size.
 _MASTER = re.compile(
     r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[ *\d+ *, *\d+ *, *\d+ *\]|yarn|k8s://.+"
     r"|spark://[^,:/]+:\d+(,[^,:/]+:\d+)*|spark://\[[^]]+\]:\d+"

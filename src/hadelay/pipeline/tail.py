@@ -33,8 +33,9 @@ def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool 
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
     store = open_store(options.source)
-    found = listing(store, options.source)  # an unreadable store fails here, with a shorter error text than Spark's.
-    if not options.every:  # a stream that goes on may wait for hours and topics to come
+    # List the files here, because the error for an unreadable store is shorter than Spark's error.
+    found = listing(store, options.source)
+    if not options.every:  # with `every`, the stream runs on, and may wait for hours and topics that do not exist yet
         refuse_empty(options.source, found, store.names())
     checkpoint = options.checkpoint or f"{options.out}/_checkpoint"
     _check_position(spark, options.out, checkpoint)

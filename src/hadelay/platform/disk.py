@@ -65,7 +65,7 @@ class File:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not cached, so the read would wait
                 return None
-            # without the flag: the file system is in memory, or does not support RWF_NOWAIT
+            # Read without the flag: this file system is in memory, or does not support RWF_NOWAIT.
             read = os.preadv(self.fd, [data], offset)
         return bytes(data) if read == size else None
 
@@ -108,7 +108,7 @@ class File:
 
     def write_behind(self, size: int, offset: int) -> None:
         """Start writing these bytes to disk, without making them durable: the next sync of any file then has fewer
-        bytes to wait for, and reports errors."""
+        bytes to wait for. Errors of this write are reported by the next sync."""
         _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def drop_cache(self) -> None:

@@ -10,7 +10,7 @@ import msgpack
 from hadelay.codec.checksums import crc32c
 from hadelay.platform.strangers import MAX_HELLO, Verdict
 
-#: Development versions, from before the first release, have the protocol "hadelay-raft".
+#: Name of the protocol in HELLO. Versions from before the first release sent "hadelay-raft", and are refused.
 PROTOCOL = "hadelay-link"
 VERSION = 1
 HELLO, REFUSED = 1, 0
@@ -53,7 +53,7 @@ class Hello:
         self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
 
     def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
-        """Judge a connection's first bytes. Returns (verdict, reason of a refusal, for the other side)."""
+        """Judge a connection's first bytes. Returns (verdict, reason of a refusal to send to the other side, or "")."""
         looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"
         if self.tls:
             return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "the other side does not use TLS")

@@ -22,9 +22,9 @@ class Handle(Protocol):
     def cancel(self) -> None: ...
 
 
-#: Condition for running brief jobs of a lane (a job queue) on the event loop: of this number of jobs, measured in the
-#: thread, the quickest took less than this number of seconds. Only the quickest counts: on a busy node, the others also
-#: waited for the interpreter.
+#: A lane (a job queue) runs brief jobs on the event loop once the quickest of _BRIEF_JOBS jobs, measured in the lane's
+#: thread, took less than _BRIEF_S seconds. Only the quickest counts: on a busy node, the others also waited for the
+#: interpreter.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
 #: Limit in seconds of a brief job on the event loop; after a longer job, the lane (job queue) uses its thread again.
 _LONG_S = 0.005
@@ -36,7 +36,7 @@ class Brevity:
     __slots__ = ("needed", "quickest")
 
     def __init__(self) -> None:
-        #: Number of jobs still to be measured in the thread, and duration of the quickest measured job in seconds.
+        #: needed: number of jobs still to be measured in the thread. quickest: shortest measured duration, in seconds.
         self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
     def took(self, seconds: float) -> None:

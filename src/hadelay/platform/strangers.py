@@ -18,7 +18,7 @@ MAX_SILENT = 128
 MAX_READY = 64
 #: Limit of connections that are in the TLS handshake, or have sent only a part of their HELLO.
 MAX_BEGUN = 64
-#: Maximum rate, per second, and burst of connections that begin the handshake, which costs about 1 ms with TLS.
+#: Limits of connections that begin the handshake: per second, and in a burst. With TLS, a handshake takes about 1 ms.
 _RATE, _BURST = 300.0, 32.0
 #: Limit of connections accepted in a row, before the event loop does other work.
 _ACCEPTS = 32
@@ -110,7 +110,7 @@ class Strangers:
         #: Connections by stage: without a received byte; waiting to begin the handshake; in the handshake or without a
         #: complete HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
-        #: Token bucket: number of connections that may begin now, and the time at which this number was computed.
+        #: Token bucket. _tokens: number of connections that may begin the handshake. _counted: time of that count.
         self._tokens, self._counted = _BURST, loop.time()
         self._next_turn: asyncio.TimerHandle | None = None
 

@@ -36,7 +36,8 @@ _FRAME_TIMEOUT_S = 30.0
 _BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Limit of replaced links per peer in a period, and its length in seconds: nodes may have the same name by mistake.
+#: After _TAKEOVERS replaced links of a peer in _TAKEN_S seconds, no link in use is replaced: two nodes may have the
+#: same name by mistake.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
 #: Limit of bytes passed to the asyncio transport; further frames wait in queues, where urgent frames go first.
 _WRITE_HIGH = 256 << 10
@@ -58,8 +59,9 @@ class _Link(asyncio.Protocol):
         #: refused: whether either side refused the connection. retry_s: seconds until this node dials again.
         self.refused, self.retry_s = False, _RETRY_S[0]
         self._buffer = bytearray()
-        #: Number of received frames; timer of a partially received frame.
+        #: Number of received frames.
         self.arrived = 0
+        #: Timeout of a partially received frame; None if there is none.
         self._partial: asyncio.TimerHandle | None = None
         self._paused = False
         self._queues: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
@@ -98,8 +100,8 @@ class _Link(asyncio.Protocol):
         self.network.links.discard(self)
         self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
-            # In TLS 1.3 the dialling side's handshake ends before the other side has checked its certificate. So an end
-            # before HELLO may mean that the certificate was refused.
+            # In TLS 1.3 the dialling side's handshake ends before the other side has checked its certificate. If the
+            # connection ends before HELLO, the other side may have refused the certificate.
             self.refused, self.retry_s = True, _RETRY_S[1]
             reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
             self.network.say_refused(self.dialled, reason, "tls")

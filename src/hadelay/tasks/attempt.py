@@ -22,9 +22,11 @@ class Attempt:
 
     #: Name of the task.
     task: str
-    #: Id of the message, followed by the message's topic and key.
+    #: Id of the message.
     id: str
+    #: Topic of the message.
     topic: str
+    #: Key of the message; None without a key.
     key: str | None = None
     #: Number of this hand-out, from 1; attempts that do not count (snoozes, stops) have numbers, too.
     number: int

@@ -26,8 +26,8 @@ from hadelay.tasks.worker import UNUSABLE
 
 log = logging.getLogger(__name__)
 
-#: Lifetime, in seconds, below which a crashed worker is restarted only after a pause; minimum and maximum of that
-#: pause.
+#: A worker that crashes within _YOUNG_S seconds of its start is restarted after a pause. The pause is _PAUSE_S seconds,
+#: and doubles with each crash, up to _LONGEST_PAUSE_S.
 _YOUNG_S, _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 1.0, 30.0
 #: Interval, in seconds, of looking for changed Python files.
 _LOOK_S = 0.3
@@ -153,7 +153,8 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         send(ours, start)
-        leases = set(start.orphans)  # leases of an earlier worker: this worker reports when it has given them back
+        # Include the leases of a crashed worker: this worker reports their end when it has given them back.
+        leases = set(start.orphans)
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
         try:
             with contextlib.suppress(ConnectionError):

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Exit code of a worker whose app cannot be loaded: a new start would not help.
 UNUSABLE = 2
-#: Interval of the reports that show the supervisor that this worker is alive; pause before a schedule is stored again
-#: after an error; both in seconds.
+#: _ALIVE_S: interval, in seconds, of the reports to the supervisor that this worker is alive. _AGAIN_S: pause, in
+#: seconds, after an error before a schedule is stored again.
 _ALIVE_S, _AGAIN_S = 1.0, 5.0
 
 
