@@ -98,7 +98,7 @@ def files(*, now: bool = False, timeout: float = 3_600, remote: Remote = Remote(
 
 
 def _patrols(members: list[dict[str, Any]], remote: Remote, method: str) -> dict[str, dict[str, Any]]:
-    """Reports of the members' patrols by member name; `problem` says why a member gave no report."""
+    """Reports of the members' patrols (checks of their files) by member name. `problem`: why a report is missing."""
     found = {}
     for member in members:
         try:

@@ -110,8 +110,8 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
     if not said:
         return type(problems[-1])("; ".join(map(str, problems)))
     unknown = next((error for error in said if not error.outcome_known), None)
-    # Report an earlier try's unknown outcome rather than a later refusal of the request or its token (NO_NEWS), which
-    # does not tell whether the earlier try took effect.
+    # If the outcome of an earlier try is unknown, report that, and not a later refusal of the request or its token
+    # (NO_NEWS): such a refusal does not tell whether the earlier try took effect.
     if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
         return said[-1]
     if key is not None:

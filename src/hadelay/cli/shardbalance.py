@@ -20,7 +20,7 @@ DryRun = Annotated[bool, Parameter(help="Show the transfers, and change nothing.
 
 
 class Seen(NamedTuple):
-    """A shard as its leader sees it. able: nodes that may lead: voters that answer and are not drained."""
+    """Leader of a shard, and the nodes that are `able` to lead the shard: voters that answer and are not drained."""
 
     leader: str
     able: frozenset[str]
@@ -65,9 +65,9 @@ def plan(seen: Mapping[int, Seen]) -> list[Move]:
 
 
 def _chain(leads: Mapping[int, str], seen: Mapping[int, Seen]) -> dict[int, str]:
-    """Find a chain of transfers: the first machine ends up with one leader less, and the last machine, which had at
-    least two less, with one more. Returns shard → new leader; empty if there is no such chain. The last machine is the
-    one with the fewest leaders that a chain can reach, by the shortest chain."""
+    """Find a chain of transfers after which the first machine has one leader less, the last machine has one more, and
+    the others have as many as before. The last machine had at least two leaders less than the first: of the machines
+    that chains reach, the one with the fewest, by its shortest chain. Returns shard → new leader; empty if no chain."""
     counts = Counter(dict.fromkeys(sorted({node for one in seen.values() for node in one.able}), 0))
     counts.update(leads.values())
     for first, most in counts.most_common():

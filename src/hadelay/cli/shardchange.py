@@ -62,11 +62,11 @@ Edit = Callable[[ShardMap], ShardMap]
 
 
 class Stopped(Exception):
-    """The change cannot go on; the text says why."""
+    """Error: the change of the shard map cannot go on, for the reason in the text."""
 
 
 def first_map(known: Mapping[int, Known]) -> ShardMap:
-    """The map with the highest version; for shards without a map, one that gives all names to the first shard."""
+    """The shard map with the highest version. If no shard has a map, a map that gives all names to the first shard."""
     found = [one.current for one in known.values() if one.current is not None]
     if found:
         return max(found, key=lambda one: one.version)
@@ -143,7 +143,7 @@ def pinning(new: ShardMap, named: Mapping[int, Named]) -> ShardMap:
         raise Stopped(f"two shards have a topic of one name; delete one of each, or use another name: {shown}")
     for index in sorted(named):
         for name in sorted(named[index].targets):
-            # The first shard that names a topic gets it, if the topic exists nowhere.
+            # A topic that does not exist yet goes to the first shard whose settings or schedules name the topic.
             if homes.setdefault(name, index) == index and new.owner(name) != index:
                 pinned[name] = index
     final = replace(new, pinned=pinned)

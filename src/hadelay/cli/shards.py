@@ -216,8 +216,8 @@ def _change(
 
 
 def _looked_at(shards: "Shards", given: Container[int], plan: bool, bootstrap: str) -> dict[int, Known]:
-    """Read the maps that each shard of a change knows. Unless it is only a plan, access tokens are copied first: to the
-    `given` shards, and to shards restored from a backup, from a shard that was not restored."""
+    """Read the shard maps that each shard of a change knows. Unless the change is only planned, this first copies the
+    access tokens of a shard that was not restored to the `given` shards, and to shards restored from a backup."""
     known = {index: shards.look(index) for index in shards.at if index not in given}
     if known and all(one.suspended and one.current is None for one in known.values()):
         raise Conflict(f"this shard was restored from a backup without a shard map: {_ELSEWHERE}")

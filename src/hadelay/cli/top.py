@@ -111,7 +111,7 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
 
 
 def _late(part: float, before: Sample | None, now: Sample | None) -> float | None:
-    """Quantile `part` (0 to 1) of the lateness between two samples, in ms, limited to the node's maximum."""
+    """Quantile `part` (0 to 1) of the lateness between two samples, in ms, but at most the node's largest lateness."""
     found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
     most = (now or {}).get("hadelay_delivery_lateness_max_seconds")
     return found if found is None or most is None else min(found, round(most * 1000, 1))

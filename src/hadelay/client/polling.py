@@ -129,7 +129,7 @@ class Polling:
                 messages = await self._ask(topics, request_id, most, answered, eager and part is not None)
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is not None and not task.cancelling():
-                    continue  # the topics changed, and cancelled the request alone
+                    continue  # a change of the topics cancelled only the request, not this task
                 await self._take_granted(topics, request_id)
                 raise
             except HadelayError as error:

@@ -12,7 +12,7 @@ from hadelay.client.requests import Requests
 from hadelay.client.types import MessageInfo, Receipt
 from hadelay.errors import Conflict, HadelayError, NotFound
 
-#: Limit of a topic's name here, in characters. Topics may have 128: the rest is for what a framework appends.
+#: Limit of the name of a queue's topic, in characters. A name may have 128: frameworks append to the queue's name.
 _LONGEST = 110
 #: Limit of the part of a key that names a call, in bytes. Keys may have 256 bytes: the rest is for the numbers that
 #: `key_of` appends.

@@ -273,8 +273,8 @@ class Transport:
             raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
 
     def _where(self, path: str, to_leader: str) -> tuple[str, str]:
-        """Returns the address to send a request to, and that address again if it is the direct address of a topic, else
-        ""."""
+        """Returns (address to send a request to, the same address if it is the direct address of the topic, else
+        "")."""
         direct = "" if to_leader or not self.direct else self.direct.get(topic_of(path), "")
         return direct or (to_leader and self.leaders.get(to_leader)) or self.urls[self._at], direct
 

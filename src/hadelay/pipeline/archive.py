@@ -106,8 +106,8 @@ def _still_open(hours: list[dict[str, Any]], as_of_ms: int) -> list[str]:
 
 
 def _refuse_unlike(out: Location, store: Store, over: list[HourFiles]) -> None:
-    """Raise Conflict if an archive without a known cluster has an hour with rows that the source lacks: it may be the
-    archive of another cluster, and the run would make it this cluster's."""
+    """Raise Conflict if an archive that does not tell its cluster has an hour with rows that the source lacks: the
+    archive may be of another cluster, and this run would record the source's cluster in it."""
     for files in over:
         source = SourceFiles(*files[1:5])
         if problem := not_extended(out, store, files, source, "") if files.crcs else "":

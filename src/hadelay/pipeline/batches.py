@@ -103,7 +103,7 @@ class _Batch:
         self.names: NameMap = reader.names
 
     def queue(self, half: int, numbers: npt.NDArray[np.uint32]) -> pa.DictionaryArray:
-        """Column with the topic (half 0) or the subscription (half 1) that each topic number stands for."""
+        """Column with the name that each topic number stands for. half: 0 for names of topics, 1 for subscriptions."""
         found = self.reader.halves[half]
         return coded(found.names, found.of_numbers(numbers))
 
@@ -114,7 +114,7 @@ class _Batch:
 
 
 class _Reader:
-    #: Name → function that makes the column; other columns are fields of the rows.
+    #: Name of a column → function that makes the column. Columns without a function are fields of the rows.
     columns: ClassVar[dict[str, Callable[[Any], Any]]]
 
     def __init__(self, store: Store, options: Options, split: Split) -> None:
@@ -346,7 +346,7 @@ class _EventBatch(_Batch):
 _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     **_COLUMNS,
     "number": lambda b: b.numbers,
-    # Type number 0 wraps around to a number without a name, which becomes null.
+    # The invalid type number 0 wraps around to 255, which has no name and becomes null.
     "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),
     "at": lambda b: instants(b.rows["at_ms"]),
     "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),

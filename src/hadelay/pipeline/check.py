@@ -115,7 +115,7 @@ class _Missing(NamedTuple):
     """Rows that refer to a missing name or entry, as a mask, and the error's text about them."""
 
     which: npt.NDArray[np.bool_]
-    #: Description of the problem, with a placeholder for the row's number in `values`.
+    #: Error text, in which {} stands for the number that the row has in `values`.
     what: str
     values: npt.NDArray[np.integer]
     #: Whether the rows refer to a missing name; False if they refer to a missing entry.

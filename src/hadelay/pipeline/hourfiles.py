@@ -122,7 +122,7 @@ class NameMap(NamedTuple):
 
 
 class Half(NamedTuple):
-    """One half of the queues' names: the names of their topics, or of their subscriptions."""
+    """Names for topic numbers, which stand for queues: the names of the queues' topics, or of their subscriptions."""
 
     #: Distinct names of the topics, or of the subscriptions, of the hour.
     names: list[str]

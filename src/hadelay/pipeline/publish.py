@@ -50,7 +50,7 @@ class RowTotals:
     #: again, because an answer was lost, are not counted.
     duplicates: int = 0
     rejected: int = 0
-    #: Number of rejected rows by reason; the hundred most frequent reasons, in this order.
+    #: Number of rejected rows by reason; the hundred most frequent reasons, in descending order.
     reasons: dict[str, int] = field(default_factory=dict)
     #: Paths of the files with the rejected rows.
     aside: list[str] = field(default_factory=list)

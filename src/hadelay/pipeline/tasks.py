@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 #: Callback for progress: (done, total) numbers of items. Called only in this process: Spark has its own progress bar.
 Progress = Callable[[int, int], None]
-#: Maximum tasks per core; items then share tasks, since starting one takes longer than reading a small hour.
+#: Limit of tasks per core. Further items share a task, because its start takes longer than reading a small hour.
 _TASKS_PER_CORE = 32
 
 

@@ -42,7 +42,7 @@ class Certificates:
         self.paths = {"tls_cert": cert, "tls_key": key} | ({"tls_ca": ca} if ca else {})
         self._seen = self._look()
         self._read()
-        #: TLS context of a listening server. Each handshake replaces it by `server`, which has the latest certificate.
+        #: TLS context of a listening server. Each handshake uses `server` instead, which has the latest certificate.
         self.listening = _server_context(cert, key)
         self.listening.sni_callback = self._choose
 

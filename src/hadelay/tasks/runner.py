@@ -60,7 +60,7 @@ class Runner:
         try:
             await settle(message, outcome, rules)
         except Exception:
-            # the supervisor need not give the message back: its lease is lost, or will run out
+            # Report the end of the lease, which is lost or runs out by itself: no give-back is needed.
             self._tell(Report(end=message.lease))
             raise
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
