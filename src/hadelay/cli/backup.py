@@ -65,7 +65,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
             note(f"{url}: {error}")
             problem = error
             continue
-        except OSError as error:  # the backup's disk or object store failed: other nodes do not help
+        except OSError as error:  # the backup's own disk or object store failed: try no other node
             raise OSError(
                 f"{archive.where}: {error}. No backup was added, and earlier backups are unchanged. Fix the cause and "
                 "run the command again to continue"

@@ -64,7 +64,7 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         yield from _journal(path) if journal else storage_rows(str(path))
     except ValueError as error:
-        raise BadRequest(f"{path}: {error}: the file must have its name from the data directory") from None
+        raise BadRequest(f"{path}: {error}: give the file the name that it has in the data directory") from None
 
 
 def _journal(path: Path) -> Iterator[Row]:

@@ -34,7 +34,7 @@ def trace(
     query = {"stale": stale}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
     settings: dict[str, Any] = {}
-    with suppress(HadelayError):  # a deleted topic has no settings; the trace continues without them
+    with suppress(HadelayError):  # the settings of a deleted topic are missing; the trace goes on without them
         settings = call(remote, "GET", f"/v1/topics/{segment(message['topic'])}", needs="scheduled", query=query)
     cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})
     nodes = [_at(member, message, remote) for member in cluster["members"]]

@@ -41,12 +41,12 @@ class Resolver(AbstractResolver):
                 infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
             except (OSError, UnicodeError) as error:
                 problem = error
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the event loop was closed during the look-up
                 loop.call_soon_threadsafe(answer, infos, problem)
 
         try:
             threading.Thread(target=look_up, daemon=True, name="hadelay-resolver").start()
-        except RuntimeError:  # no new thread: the interpreter ends (Python 3.12), or the system has none left
+        except RuntimeError:  # look up in this thread: the interpreter ends (Python 3.12), or there are no threads left
             look_up()
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [

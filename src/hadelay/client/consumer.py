@@ -217,7 +217,7 @@ class Consumer:
             if message.topic in self._polling.topics or self._stopped:
                 self._queue.put_nowait(message)
             else:
-                self._order(message, GIVE_BACK)  # the consumer gave up the message's topic during the poll
+                self._order(message, GIVE_BACK)  # the caller removed the message's topic during the poll
 
     async def _extend(self) -> None:
         """Extend all leases every third of their length: two extensions may fail before a lease is lost."""

@@ -54,7 +54,7 @@ def due(client: Client, topics: Sequence[str]) -> Iterator[AsyncMessage]:
             return
         messages = wait(receiving.receive(found, max=1, wait=_WAIT_S, order="listed"))
         if not messages:
-            return  # the topic is paused, or the message is blocked by its group
+            return  # no due message: the topic is paused, or the message is blocked by its group
         yield from messages
     raise endless()
 

@@ -197,7 +197,7 @@ class Consuming(Iterator[SyncMessage]):
             await threads.run(handler, SyncMessage._made(message, self._client))
 
         async def failed(message: AsyncMessage, error: Exception) -> None:
-            # In a thread, like the handler: `on_error` may use the client, which waits for this event loop.
+            # Call `on_error` in a thread, like the handler: it may use the client, which waits for this event loop.
             assert on_error is not None
             tell, made = on_error, SyncMessage._made(message, self._client)
             await threads.run(lambda given: tell(*given), (made, error))

@@ -102,7 +102,7 @@ class Transport:
     ) -> None:
         """ca: path of a PEM file with CA certificates. shard: index of a shard that all requests name. Raises OSError
         if the file cannot be read."""
-        from hadelay.client import connector  # takes 0.1 s: import here, so that no request waits for it
+        from hadelay.client import connector  # the import takes 0.1 s: import here, so that no request waits
 
         self._connector = connector
         self.urls = addresses(urls)

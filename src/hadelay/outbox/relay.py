@@ -140,7 +140,7 @@ class Relay:
     def _tell_failed(self, error: Exception) -> None:
         """Update the metrics after a failed step, too: operators read them while no step succeeds."""
         status = None
-        if isinstance(error, HadelayError):  # the cluster failed; the database may still answer
+        if isinstance(error, HadelayError):  # the cluster has failed: read the numbers of rows if the database answers
             with contextlib.suppress(Exception):
                 status = self.status()
         self.health.say(status, self.counts)

@@ -290,7 +290,7 @@ def _records(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Read records from the .log in few pieces: (bytes, position of each record in these bytes)."""
     starts = offsets
-    if (starts[1:] < starts[:-1]).any():  # sort records by offset only if needed: usually they are in this order
+    if (starts[1:] < starts[:-1]).any():  # sort only if needed: records are usually in the order of their offsets
         order = offsets.argsort(kind="stable")
         starts, ends = offsets[order], ends[order]
     ends = np.maximum.accumulate(ends)

@@ -37,7 +37,7 @@ def coming(options: Options, names: NameMap, first: int, stop: int) -> tuple[Row
                 if schedule.state == "active" and (not selected or schedule.topic in selected):
                     try:
                         counts.update((schedule.topic, second) for second in _seconds(schedule, first, stop))
-                    except BadRequest as error:  # a time zone or pattern that this machine does not know
+                    except BadRequest as error:  # this machine does not know the schedule's time zone or pattern
                         problems.append(f"schedule {schedule.schedule} is not counted: {error}")
         except Forbidden as error:
             problems.append(f"schedules are not counted: {error}")

@@ -112,7 +112,7 @@ def _shim(java: str, version: int) -> str:
     """Make a JAVA_HOME with a script that runs this Java; returns its path."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # equal if a parent process has already set JAVA_HOME to this script: do not wrap it again
+    if Path(java) != path:  # else a parent process has set JAVA_HOME to this script, which must not run itself
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 

@@ -184,7 +184,7 @@ class Strangers:
         self._take_turns()
 
     def _enter(self, stranger: Stranger) -> None:
-        stranger.timeout.cancel()  # TLS handshake and HELLO have timeouts of their own
+        stranger.timeout.cancel()  # this timeout is for the first bytes; the TLS handshake and HELLO have others
         self._move(stranger, self._begun)
         self._begin(stranger)
 

@@ -167,7 +167,7 @@ class App:
 
         def add(function: Callable[[], R]) -> Task[[], R]:
             task: Task[[], R] = self.task(**options)(function)
-            task.arguments.encode((), {})  # fails if the function needs arguments: the cluster passes none
+            task.arguments.encode((), {})  # TypeError if the function needs arguments: the cluster passes none
             task.schedule = {
                 "cron": cron, "every": every, "timezone": tz, "jitter": jitter, "catch_up": catch_up, "overlap": overlap
             }  # fmt: skip

@@ -117,7 +117,7 @@ class Supervisor:
             code, orphans = await self._run(number, start, changed)
             if self._stops:
                 if only:
-                    break  # do not try again: the leases run out by themselves
+                    break  # do not give the leases back again: they run out by themselves
                 continue
             if code == UNUSABLE and not self._reload:
                 self._code = code

@@ -40,7 +40,7 @@ class Worker:
                     count += 1
                     break
                 else:
-                    break  # the topic is paused, or the message is blocked by its group
+                    break  # no due message: the topic is paused, or the message is blocked by its group
                 if count == _MOST:
                     raise endless()
             runner.close()
