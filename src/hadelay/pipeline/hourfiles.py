@@ -161,8 +161,8 @@ class Store(Protocol):
 
 
 def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False) -> Rows:
-    """INDEX or DISPATCH rows [start, stop). DamagedFile, with file, hour and number, for an entry with another entry's
-    number and, with verify, for a row with a wrong CRC."""
+    """Read the INDEX or DISPATCH rows [start, stop). Raises DamagedFile, with file, hour and number, if an entry has
+    the number of another entry, or, with verify, if the CRC of a row is wrong."""
     return usable(store, files, suffix, start, stop, verify=verify)[0]
 
 
@@ -189,8 +189,8 @@ def usable(
 def events_of(
     store: Store, files: HourFiles, first: int, last: int, *, verify: bool = False, skip: bool = False
 ) -> Iterator[tuple[npt.NDArray[np.intp], Rows, npt.NDArray[np.uint32]]]:
-    """Read the usable events of the entries [first, last), in pieces: (for each event, its entry's number minus
-    `first`; the events; numbers of missing entries that events name)."""
+    """Read the usable events of the entries [first, last). Yields pieces: (number of each event's entry, counted from
+    `first`; the events; numbers of missing entries that events refer to)."""
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         stop = min(start + _EVENTS_AT_ONCE, files.events)
         events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
@@ -270,8 +270,8 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
 
 def find_misfiled(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
     """Find the first row with a right checksum that cannot be of this hour, in a copy without a checkpoint: an entry
-    that is due later than it is filed, an event that ends a lease which its entry never had, or an event that is older
-    than the event in front of it."""
+    that is filed under an earlier time than its due time, an event that ends a lease which its entry never had, or an
+    event that is older than the event in front of it."""
     index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)
     if suffix == "idx" and files.hour < DEAD_HOURS:
         early = index["deliver_at_ms"] // 1000 > np.int64(files.hour) * 3600 + index["second"]

@@ -89,7 +89,7 @@ def not_extended(out: Location, store: Store, files: HourFiles, source: SourceFi
 
 
 def set_aside(out: Location, hour: int, run: Run, source: SourceFiles) -> list[str]:
-    """Move files out of an hour's directories that its manifest does not name; returns their new names. A forced run
+    """Move files that the hour's manifest does not name out of its directories; returns their new names. A forced run
     moves all files and the manifest, and so does a run that cannot compare its source with the manifest's."""
     old = previous(out, hour)
     keep = old is not None and manifests.source_of(old) is not None and not (run.force and _differs(old, source))
