@@ -47,8 +47,8 @@ def check(ledger: Ledger) -> None:
 
 
 def _open_members(ledger: Ledger) -> Counter[int]:
-    """Number of unsettled members of each batch. Also checks the rows of batch members of each hour, and the batch
-    numbers in grants."""
+    """Count the unsettled members of each batch in table `batchof`. Also check that the runs in a row do not overlap,
+    that each hour has as many rows as HourState.batched says, and that grants have the batch numbers of the table."""
     found, blocks, by_entry = Counter[int](), Counter[int](), dict[tuple[int, int], int]()
     for key, row in ledger.tables.range(BATCHOF, limit=1 << 30):
         hour, block = BLOCK_KEY.unpack(key)

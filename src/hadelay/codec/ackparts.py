@@ -12,7 +12,7 @@ from hadelay.codec.packed import U16, U32, decoder
 from hadelay.codec.wire import Malformed
 from hadelay.model import MAX_REPLY, MAX_RESULT
 
-#: Limit of a content type, in characters.
+#: Limit of the content type of a webhook's answer, in characters; a longer one is cut.
 _MAX_TYPE = 255
 
 

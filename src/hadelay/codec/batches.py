@@ -15,13 +15,13 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.packed import U8, U32, U64, Name, Packed
 from hadelay.codec.wire import WireReader, frame
 
-#: Limit of the members that one BATCH_STEP cancels.
+#: Limit of the members that one BATCH_STEP cancels; the next BATCH_STEP cancels further members.
 MAX_STEP = 500
 #: Limits of a callback, in bytes: its body, and its meta map.
 MAX_BODY, MAX_META = 16 << 10, 8 << 10
-#: Limit of the lifetime of an unfinished batch, in ms.
+#: Limit of the lifetime that a request may give to a batch, in ms; a longer one is refused.
 MAX_LIFETIME_MS = 366 * 86_400_000
-#: Limit of the failures that a batch remembers.
+#: Limit of the failures (members that were not acked) that a batch lists; further failures are only counted.
 MAX_FAILURES = 1_000
 #: Time for which a batch is kept after its end, in ms.
 KEPT_MS = 7 * 86_400_000
@@ -52,7 +52,7 @@ class Spec(Packed, frozen=True):
     tag_mask: U64
     meta: Annotated[bytes, Bounds(max_length=MAX_META)]
     body: Annotated[bytes, Bounds(max_length=MAX_BODY)] | None
-    #: Limit of the time from the opening to the end, in ms.
+    #: Lifetime of the batch from its opening on, in ms: a batch that is unfinished after this time expires.
     lifetime_ms: Annotated[int, Bounds(gt=0, le=MAX_LIFETIME_MS)]
 
     def __post_init__(self) -> None:
@@ -99,13 +99,14 @@ class State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Counters of a batch. Only apply changes them (Ledger.batch_states)."""
 
     flags: U8 = 0
-    #: Number of members, and numbers of settled members by outcome.
+    #: Number of members, settled members included.
     joined: U64 = 0
+    #: Numbers of settled members by outcome.
     acked: U64 = 0
     dead: U64 = 0
     expired: U64 = 0
     cancelled: U64 = 0
-    #: Number of failures that the batch remembers, at most MAX_FAILURES.
+    #: Number of failures (members that were not acked) that the batch lists, at most MAX_FAILURES.
     failures: U32 = 0
     #: Times of opening, sealing and end, in Unix ms; 0: has not happened yet.
     opened_ms: U64 = 0

@@ -50,7 +50,7 @@ from hadelay.codec.wire import frame as _frame
 from hadelay.members import Members
 from hadelay.model import MAX_REASON, Draft
 
-#: Maintenance job → default limit of the index entries that one of its slices looks at.
+#: Maintenance job → default limit of the index entries or table rows that one slice examines.
 _LIMITS = {
     Job.SWEEP: 16_384, Job.ROLL_FORWARD: 1_000, Job.RETIRE: 16_384, Job.TTL_EXPIRE: 500, Job.DROP_DEAD: 1_000,
     Job.REDRIVE: 500, Job.BATCHES: 20,
@@ -70,7 +70,7 @@ _decode_settings = decoder(dict[str, Any])
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None, by: str = "") -> bytes:
     """Encode a PUBLISH (layout: codec/publishcommand.py). node: name of the node that accepted the request. by: name
-    of the request's token, for the token's share of shared tables."""
+    of the request's token, which may use only a share of some tables (ledger/limits/shares.py)."""
     return _frame(Command.PUBLISH, publishcommand.encode_publish(node, drafts, request_key, by))
 
 

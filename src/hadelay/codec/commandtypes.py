@@ -22,7 +22,7 @@ MAX_SEQ = (1 << 32) - 1
 MAX_AHEAD_MS = 100
 #: Hash of a client key (publishcommand.hash_client_key).
 KeyHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
-#: Limit of topics in one TOPIC_EXPIRY.
+#: Limit of topics in one TOPIC_EXPIRY; the next TOPIC_EXPIRY has further topics.
 MAX_EXPIRY = 500
 
 
@@ -115,7 +115,7 @@ class Audited(Packed, frozen=True):
 
 
 class Grant(NamedTuple):
-    """Proposal to lease messages to `consumer`; apply decides for each message."""
+    """Proposal to lease messages to `consumer`; apply decides for each message whether it is leased."""
 
     term: int
     #: Sequence number that the leader chose, 1 to MAX_SEQ; unique among the grants of a term that still have leases.

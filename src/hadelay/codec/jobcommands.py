@@ -11,11 +11,11 @@ from msgspec import Meta
 from hadelay.codec.packed import U32, U64, Name, Packed, check_size
 from hadelay.model import NONE32
 
-#: Limit of the messages in one JOB_STEP.
+#: Limit of the messages in one JOB_STEP; the job's next JOB_STEP changes further messages.
 MAX_STEP = 500
-#: Limit of the topics of one job.
+#: Limit of the topics of one job; a pattern that matches more topics is refused.
 MAX_TOPICS = 1_000
-#: Limit of the ids in a specification, which is in each checkpoint and in each list of jobs.
+#: Limit of the message ids in a job's specification, because each checkpoint and each list of jobs contains them.
 MAX_IDS = 200
 #: Size of the hash of an Idempotency-Key, in bytes.
 REQUEST_BYTES = 16

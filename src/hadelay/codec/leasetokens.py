@@ -79,8 +79,8 @@ def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
 
 
 def group_of(token: str) -> int | None:
-    """Number of the Raft group that issued a token; None for a text that has not the length of a token, or begins with
-    other characters."""
+    """Number of the Raft group that issued a token; None for a text that has not the length of a token, or whose
+    first two characters are no base32 digits."""
     if len(token) == TOKEN_CHARS:
         try:
             return int(token[:2].encode("ascii").translate(_DIGITS), 32) >> 2

@@ -73,7 +73,7 @@ class CallbackMeta(msgspec.Struct):
 
 
 class CopiedMeta(msgspec.Struct):
-    """Parts of a message's meta that a copy made later by a fill needs (ADR 229)."""
+    """Parts of a message's meta that a fill needs: it copies pending messages for a new subscription (ADR 229)."""
 
     tags: list[str] = []
     ttl: int = 0
@@ -133,7 +133,7 @@ def callback_meta(meta: bytes) -> CallbackMeta:
 
 
 def copied_meta(meta: bytes) -> CopiedMeta:
-    """Decode the fields of a meta map that a copy made later by a fill needs. A malformed map counts as empty, because
+    """Decode the fields of a meta map that a fill needs (see CopiedMeta). A malformed map counts as empty, because
     apply calls this and never raises."""
     try:
         return _decode_copied(meta) if meta else CopiedMeta()

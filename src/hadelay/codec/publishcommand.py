@@ -79,7 +79,7 @@ class Publish:
     groups: Rows = field(default_factory=lambda: _NO_GROUPS)
     #: UNIQUE_ROWs of the messages with a `unique_for`.
     uniques: Rows = field(default_factory=lambda: _NO_UNIQUES)
-    #: Name of the token of the requests, if apply has to know the name; else "".
+    #: Name of the token of the requests, if the publish may add rows to tables with a share per token; else "".
     by: str = ""
 
     @property

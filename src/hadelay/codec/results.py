@@ -39,13 +39,13 @@ class RowCode(IntEnum):
     NO_CALLBACK = 12
     #: A subscription that gets the message has max_messages pending messages, or would have more than max_bytes (429).
     SUBSCRIPTION_FULL = 13
-    #: The message has a `unique_for`, and the cluster remembers as many such keys as it may (429).
+    #: The message has a `unique_for`, and the cluster already remembers the maximum number of such keys (429).
     TOO_MANY_KEYS = 14
     #: The message stored under the Idempotency-Key (its id is in `others`) was cancelled or purged since then (409).
     KEY_CANCELLED = 15
-    #: The topic is new, and beyond the share of the request's token, or the rest is kept for admin tokens (429).
+    #: The topic is new. The token has used up its share of topics, or only admin tokens may create more topics (429).
     SHARE_OF_TOPICS = 16
-    #: The Idempotency-Key or `unique_for` is beyond the share of the request's token (429).
+    #: The request's token has used up its share of the Idempotency-Keys, or of the keys with `unique_for` (429).
     SHARE_OF_KEYS = 17
     #: There is no batch with the key that the message names (404).
     NO_BATCH = 18

@@ -17,21 +17,21 @@ from hadelay.codec.packed import I64, U8, U32, U64, Name, Packed
 from hadelay.codec.publishcommand import Publish, decode_body
 from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame
 
-#: Limit of the times in a schedule's list `at`.
+#: Limit of the times in a schedule's list `at`; a longer list is refused.
 MAX_TIMES = 1_000
-#: Limit of the occurrences in one SCHEDULE_RUN or one firing.
+#: Limit of the occurrences in one SCHEDULE_RUN or one firing; a command with more is malformed.
 MAX_RUN = 1_000
-#: Limit of the schedules in one SCHEDULE_FIRE.
+#: Limit of the schedules in one SCHEDULE_FIRE; a command with more is malformed.
 MAX_FIRINGS = 2_000
-#: Limit of the body of a template (the message that a schedule publishes), in bytes.
+#: Limit of the body of a template (the message that a schedule publishes), in bytes; a larger one is refused.
 MAX_TEMPLATE_BYTES = 64 << 10
 #: Value of the expected version in a SCHEDULE_PUT or SCHEDULE_RUN that stands for any version.
 ANY_VERSION = 0xFFFFFFFF
-#: Smallest interval of a schedule, in ms.
+#: Smallest interval of a schedule, in ms; a shorter one is refused.
 MIN_EVERY_MS = 1_000
-#: Largest random part of a due time (jitter), in ms.
+#: Largest random part of a due time (jitter), in ms; a schedule with a larger one is refused.
 MAX_JITTER_MS = 3_600_000
-#: Limit of all numbers in a schedule's specification (Spec): the year 10000 in Unix ms.
+#: All numbers in a schedule's specification (Spec) must be below this limit: the year 10000 in Unix ms.
 _MAX_NUMBER = 253_402_300_800_000
 #: Bits of Firing.flags. LAST: no occurrence follows, and Firing.next is the time at which to remove the schedule.
 #: REMOVE: remove the finished schedule.
@@ -43,7 +43,7 @@ KEEP_PAUSE, PAUSE, RUN = 0, 1, 2
 #: Last field of a template's meta, without its 8 bytes of value: msgpack key `oc`, type byte of a u64.
 _OC = b"\xa2oc\xcf"
 _OCCURRENCE = struct.Struct(">Q")
-#: Largest number of keys of a msgpack map whose header is one byte.
+#: Largest number of keys of a msgpack map whose header is one byte; `template_meta` adds a key by changing this byte.
 _FIXMAP = 15
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: Limit of the names of topics, consumers and nodes, in bytes.
+#: Limit of the names of topics, consumers and nodes, in bytes: a name is encoded behind its length, which is one byte.
 MAX_NAME = 255
 #: Head of each encoded command: the command's number, and the size of its body.
 COMMAND = struct.Struct("<BI")

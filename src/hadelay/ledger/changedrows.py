@@ -15,7 +15,7 @@ from typing import Any, Self
 TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS = b"topic", b"grant", b"job", b"token", b"audit", b"hour-states"
 BATCHST = b"batchst"
 TABLES = (TOPICS, GRANTS, JOBS, TOKENS, AUDIT, HOURS, BATCHST)
-#: Limits of the rows and bytes that are encoded at once.
+#: Limits of the rows and bytes in one slice of a checkpoint.
 SLICE_ROWS, SLICE_BYTES = 256, 256 << 10
 
 #: Key of a row in memory: a number or a text; for a grant, (term, seq).
@@ -88,7 +88,7 @@ class ChangedRows:
 
     def note_new(self, key: Key) -> None:
         """Call this in place of `note` before a grant is made."""
-        if key not in self._changed[GRANTS]:  # a checkpoint may have a grant whose key was noted before
+        if key not in self._changed[GRANTS]:  # a key noted before may be in a checkpoint: its end deletes the row
             self._new.add(key)
         self.note(GRANTS, key)
 

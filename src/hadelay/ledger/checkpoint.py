@@ -60,8 +60,9 @@ Rows = Mapping[bytes, Iterable[tuple[bytes, bytes]]]
 
 
 def begin(ledger: Ledger) -> tuple[bytes, Iterator[Sequence[Row]]]:
-    """Begin a checkpoint of the ledger as it is now: (core, slices of its changed rows). The slices are encoded when
-    they are asked for, and must be used up before the next checkpoint begins."""
+    """Begin a checkpoint of the ledger as it is now. Returns (core: the encoded state that is in no row; slices of the
+    changed rows). The slices are encoded when they are asked for, and must be used up before the next checkpoint
+    begins."""
     return dump_core(ledger), ledger.changes.begin(partial(_encoded, ledger))
 
 

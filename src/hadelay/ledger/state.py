@@ -33,7 +33,7 @@ from hadelay.version import FIRST_LEVEL
 
 #: Pattern of the parts in which reasons of similar failures differ: words with a digit, such as a number or an id.
 _VARIABLE = re.compile(r"[A-Za-z0-9_-]*[0-9][A-Za-z0-9_-]*")
-#: Reason of failures whose own text got no number, because the limit of reasons is reached.
+#: Text shown for failures whose own reason got no number, because the limit of reasons is reached.
 OTHER_REASONS = "(other reasons)"
 #: Kind of names → (pattern of the parts in which similar names differ, name that histories show for all names beyond
 #: the limit).
@@ -111,7 +111,7 @@ class Ledger:
         self.by = ""
         #: Name of a shared table → name of a token → number of rows that requests with such tokens made.
         self.made: dict[str, Counter[str]] = {}
-        #: Names of tokens without a share: all tokens of the name have the scope admin. Derived from `tokens`.
+        #: Names of tokens that no share limits: all tokens of the name have the scope admin. Derived from `tokens`.
         self.admins: frozenset[str] = frozenset()
         self.retired = BitMap()
         #: Position from which SWEEP continues: (hour, globalIndex).

@@ -35,7 +35,7 @@ def decoded(decode: Callable[[Any], Any], data: Any, kind: type[Request]) -> Any
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else names_of(kind)  # names_of knows no nested fields
+            known = () if "." in where else names_of(kind)  # names_of has no nested fields: suggest none
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(in_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -48,7 +48,7 @@ def converted(values: dict[str, Any], kind: type[Request]) -> Any:
 
 
 def in_words(where: str, error: msgspec.ValidationError, kind: type[Request]) -> str:
-    """Text of the refusal for an error of msgspec; begins with the wrong member, as all refusals do."""
+    """Text of the refusal for an error of msgspec. Like all refusals, it begins with the name of the invalid field."""
     text, _, path = str(error).partition(" - at `$")
     member = (path[1:] if path.startswith(".") else where + path).rstrip("`")
     of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])

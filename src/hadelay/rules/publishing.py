@@ -68,7 +68,7 @@ def draft_of(
 
 
 def callback_topics(draft: Draft) -> list[str]:
-    """Topics of its callbacks that a message names; its publisher needs the right to publish there."""
+    """Topics that a message names for its callbacks; its publisher needs the right to publish to these topics."""
     meta = unpack(draft.meta) if draft.callback else None
     return [] if meta is None else [topic for topic in (meta.os, meta.of) if topic is not None]
 

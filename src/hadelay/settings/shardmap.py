@@ -19,14 +19,14 @@ from hadelay.model import SEPARATOR
 from hadelay.rights import covers
 from hadelay.settings.kinds import TOPIC_NAME
 
-#: Limits of a map: number of shards, of rules, and of pinned names.
+#: Limits of a map: number of shards, of rules, and of pinned names; a larger map is refused.
 MAX_SHARDS, MAX_RULES, MAX_PINNED = 128, 100, 50_000
-#: Number of different changes of the map that may stop before their COMMIT in a shard: with so many, the shard creates
-#: no topic until a change ends.
+#: Limit of prepared maps without a COMMIT that a shard keeps in `replaced`. Another shard may have a map in force that
+#: is beyond the limit, so at the limit the shard creates no topic until a change of the map is completed.
 MAX_REPLACED = 4
 #: Limits of one shard in a map: number of its former group numbers, of its nodes, and bytes of a node's name and URL.
 MAX_FORMER, MAX_NODES, MAX_NODE_NAME, MAX_URL = 16, 64, 64, 255
-#: Numbers of jobs that belong to one shard: a job is shown as its shard's index times this, plus its number there.
+#: Count of job numbers per shard: users see a job as its shard's index times this, plus its number in the shard.
 JOBS = 10**12
 _JOB_DIGITS = len(str(MAX_SHARDS * JOBS))
 #: Pattern that matches each name; the last rule of a map has this pattern.

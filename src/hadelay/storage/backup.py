@@ -113,7 +113,7 @@ class LocalBackups:
         return read_file(self._disk, f"{self.where}/{name}")
 
     def size(self, name: str, length: int) -> int:
-        """Number of stored bytes among the file's first `length` bytes."""
+        """Number of bytes of the file that the backup location has already, at most `length`."""
         path = f"{self.where}/{name}"
         if not self._disk.exists(path):
             return 0

@@ -17,9 +17,9 @@ from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk
 
-#: Size of a piece, in bytes; a multiple of the sizes of index entries and events.
+#: Size of the pieces in which files are checked, in bytes; a multiple of the sizes of index entries and events.
 PIECE = 256 << 10
-#: Limit of damaged entries and records found in one file at a time.
+#: Limit of damaged entries and records that one check of a file returns; later checks find further ones.
 _MAX_FOUND = 1_000
 
 Check = Generator[int, None, list[DamagedFile]]
@@ -35,8 +35,8 @@ class Expected(NamedTuple):
 
 
 def check_file(disk: Disk, expected: Expected) -> Check:
-    """Check a file of an hour, or the file of names. The damage of a single entry or record is returned with its
-    size."""
+    """Check a file of an hour, or the file of names, piece by piece: yields the bytes read, and returns the damage. The
+    damage of a single entry or record has the size of that entry or record."""
     path, size, crc, _ = expected
     found = 0
     with closing(disk.open(path)) as file:

@@ -32,7 +32,7 @@ ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
 
 
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Add the counts of INDEX rows to `counters` (COUNTER rows); returns the sum."""
+    """Count INDEX rows by topic and minute; returns COUNTER rows with these counts added to those in `counters`."""
     keys = rows["topic"].astype(np.int64) << 6 | rows["second"] // 60
     if len(keys) and keys.max() < min(_DENSE_KEYS, 64 * len(keys)):
         counts = np.bincount(keys)

@@ -44,12 +44,12 @@ class HourReader:
         return f"{start}{n:02}"
 
     def count(self, hour: int) -> int:
-        """Number of applied entries of an hour."""
+        """Number of index entries of an hour at the applied index of the Raft log, buffered entries included."""
         slot = self._table.find(hour)
         return int(self._table.entries[slot]) if slot >= 0 else 0
 
     def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """Number of applied entries of each of these hours."""
+        """Number of index entries of each of these hours at the applied index of the Raft log; 0 for unknown hours."""
         return self._table.entries_of(hours)
 
     def event_count(self, hour: int) -> int:
@@ -57,8 +57,8 @@ class HourReader:
         return int(self._table.events[slot]) if slot >= 0 else 0
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None:
-        """Lengths and checksums of an hour's files at the applied index: (entries, events, bytes of .log, CRC-32C of
-        .log, .idx and .dsp). None while messages of the hour are buffered."""
+        """Lengths and checksums of an hour's files at the applied index: (number of index entries, number of events,
+        bytes of .log, CRC-32C of .log, .idx and .dsp). None while messages of the hour are buffered."""
         slot, table = self._table.find(hour), self._table
         if slot < 0 or table.written[slot] < table.entries[slot] or table.log_written[slot] < table.log_bytes[slot]:
             return None
@@ -83,7 +83,8 @@ class HourReader:
         return int(np.count_nonzero(table.entries)), log_bytes, entries * INDEX_SIZE, events * DISPATCH_SIZE
 
     def written_file(self, hour: int, suffix: str) -> Expected | None:
-        """Length and CRC of the written part of an hour's ".log", ".idx" or ".dsp" file; None if there is none."""
+        """Length and CRC-32C of an hour's ".log", ".idx" or ".dsp" file, without buffered data; None if the hour has no
+        such file."""
         slot, table = self._table.find(hour), self._table
         if slot < 0 or not table.entries[slot]:
             return None

@@ -113,7 +113,7 @@ class HourTable:
         self.written[slots], self.log_written[slots] = rows["entries"], rows["log_bytes"]
 
     def entries_of(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """Number of applied entries of many hours; 0 for unknown hours."""
+        """Number of index entries of each hour at the applied index of the Raft log; 0 for unknown hours."""
         slots = self.slots(hours)
         known = (slots >= 0) & (slots < self.size)
         values = np.zeros(len(hours), np.uint32)

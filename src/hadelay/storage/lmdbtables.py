@@ -26,14 +26,15 @@ from hadelay.model import hour_name
 from hadelay.platform.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
-#: Maximum number of named tables in the LMDB file.
+#: Maximum number of named tables in the LMDB file; LMDB refuses to create further ones.
 _MAX_TABLES = 64
 _GIB = 1 << 30
-#: Maximum number of table changes per transaction: 16 MB of memory if each change is in another page.
+#: Limit of table changes per transaction; further ones use redo lists (see `commit`). If each change is in a page of
+#: its own, the changed pages take 16 MB of memory.
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
-#: Number of bytes at the start of the ledger's main blob that contain the cluster time.
+#: Number of bytes at the start of the ledger's encoded core (rowformats.Core) that contain the cluster time.
 _CORE_HEAD = 4_096
 #: Size of the values that `verify_some` reads in one transaction, in bytes.
 _PIECE = 64 << 10
@@ -88,7 +89,7 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 
 def _time_ms(core: bytes) -> int:
-    """Read the cluster time, which is among the first members of the ledger's main blob; 0 if it is not there."""
+    """Read the cluster time, which is among the first keys of the ledger's encoded core; 0 if it is not there."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(core[:_CORE_HEAD])
     try:
@@ -249,8 +250,8 @@ def _verifies(key: bytes, data: bytes) -> bool:
 
 
 def verify_some(path: str) -> Generator[int, None, None]:
-    """Verify all values of a file that a node may have open, piece by piece; yields the bytes of each piece. Raises
-    DamagedFile. Reading a damaged page may end the process by a signal."""
+    """Verify all values of a file that a node may have open, in pieces of about _PIECE bytes; yields the size of each
+    piece. Raises DamagedFile. Reading a damaged page may end the process by a signal."""
     with (
         _as_os_error(path),
         closing(lmdb.open(path, max_dbs=_MAX_TABLES, subdir=False, readonly=True, readahead=False)) as env,
@@ -269,7 +270,8 @@ def verify_some(path: str) -> Generator[int, None, None]:
 
 
 def _verify_piece(env: Any, path: str, table: bytes, start: bytes) -> tuple[int, bytes | None]:
-    """Verify values from the key `start` on. Returns (bytes, key of the next piece; None after the last piece)."""
+    """Verify about _PIECE bytes of a table's values, from the key `start` on. Returns (number of verified bytes, key of
+    the next piece; None after the last piece)."""
     db, size = env.open_db(table, create=False), 0
     with env.begin(db) as txn, txn.cursor() as cursor:
         if not cursor.set_range(start):

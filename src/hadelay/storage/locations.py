@@ -113,7 +113,7 @@ class Location:
         found.create_dir(path, recursive=True)
 
     def move(self, name: str, to: str) -> None:
-        """Give a file another name; makes the directory of that name."""
+        """Rename a file, perhaps into another directory, which is made if it is missing."""
         self.make(to.rpartition("/")[0])
         found, path = self._at(name)
         found.move(path, self._at(to)[1])

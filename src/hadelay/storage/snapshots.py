@@ -35,7 +35,7 @@ _SIZES = struct.Struct("<III")
 _PAUSE_S = 15.0
 #: Number of table rows per commit while the receiver of a snapshot builds its tables.
 _COMMIT_ROWS = 50_000
-#: Maximum size of the receiver's table file, as a multiple of the export's size.
+#: Disk space to reserve for the receiver's table file, as a multiple of the size of the tables' export.
 _TABLES = 2
 #: Files and directories in the data directory that a received snapshot replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
@@ -95,9 +95,9 @@ class Exports:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables
         self.index = index
-        #: Manifests of the exports on disk, by index.
+        #: Manifests of the exports on disk, by Raft index of the checkpoint.
         self._made: dict[int, Manifest] = {}
-        #: Number of users of each export, by index.
+        #: Number of callers that use each export, by the same index; an unused export may be removed.
         self._users: Counter[int] = Counter()
         self._making = False
         #: Error of the last failed export.

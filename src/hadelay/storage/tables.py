@@ -17,7 +17,7 @@ from hadelay.storage.sortedkeys import SortedKeys, pieces
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
-#: Limit of the keys that `range` reads at once.
+#: Limit of the keys that `range` reads in one step (page); the next step continues.
 _MAX_PAGE = 1_024
 
 #: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:

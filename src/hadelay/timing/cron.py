@@ -23,12 +23,12 @@ ALIASES = {
     "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *", "@monthly": "0 0 1 * *", "@weekly": "0 0 * * 0",
     "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@hourly": "0 * * * *",
 }  # fmt: skip
-#: Limit of a pattern's text, in characters.
+#: Limit of a pattern's text, in characters; a longer pattern is refused.
 MAX_PATTERN = 256
 #: Limit, in years, of the search for a pattern's next match; a pattern without a match until then has no further times.
 MAX_YEARS = 10
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
-#: Days ahead for which clock changes are reported.
+#: Number of days ahead for which warnings name the clock changes that affect a pattern.
 _WARNED_DAYS = 400
 
 

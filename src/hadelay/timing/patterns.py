@@ -13,7 +13,7 @@ from cronsim.explain import Expression
 REFUSALS = (CronSimError, ValueError, IndexError, RecursionError, OverflowError)
 #: Arbitrary time: cronsim needs a time to parse a pattern.
 SOME_TIME = datetime(2026, 1, 1, tzinfo=UTC)
-#: Limit of the values of a step that the description lists one by one.
+#: Limit of the values of an uneven step that a description lists; a step with more is left to cronsim.
 _LISTED = 12
 #: Ending of an ordinal number by its last digit; all others end in th.
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
@@ -25,7 +25,7 @@ class _Field(NamedTuple):
     name: str
     low: int
     high: int
-    #: Number of values after which the field begins again.
+    #: Number of values of the field (60 for minutes), after which the field begins again.
     size: int
     #: Name of the period in which the field begins again: a field of minutes does so every hour.
     period: str
@@ -140,7 +140,8 @@ def _with_short_names(field: _Field, term: str) -> str | None:
 
 
 def _ascending(field: _Field, term: str) -> str | None:
-    """A descending range as ascending ones; "" if the range has a step; None if the term is no descending range."""
+    """Ascending ranges to write in place of a descending range, for the error text. "" for a descending range with a
+    step: the text then suggests nothing. None if the term is no descending range."""
     found = re.fullmatch(r"(\w+)-(\w+)(/\d+)?", term)
     if found is None or not (_is_valid(field, found[1]) and _is_valid(field, found[2])):
         return None
@@ -166,7 +167,7 @@ def words(fields: list[str]) -> str:
     elif all_days or all_weekdays:  # day or weekday has to match, and one of the two matches every day
         plain[-3] = plain[-1] = "*"
     expression = Expression(plain)
-    expression.day_and = sim.day_and  # cronsim sets it by a star, which `_plain` may have replaced
+    expression.day_and = sim.day_and  # cronsim derives day_and from a star that `_plain` may have replaced
     # Correct the ordinal numbers of cronsim, which writes 22th.
     return re.sub(r"(?<=\b[2-5])([123])th\b", lambda end: end[1] + _ENDINGS[end[1]], expression.explain())
 

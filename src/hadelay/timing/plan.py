@@ -21,7 +21,7 @@ _LOOKED = 240
 #: Latest occurrence, in Unix ms: the year 9900. cronsim searches up to 50 years ahead, and the calendar of Python ends
 #: with the year 9999.
 LATEST_MS = 250_246_627_200_000
-#: Number of coming occurrences whose distances are compared with the jitter when a schedule is set.
+#: Number of coming occurrences checked when a schedule is set: a jitter above one of their distances is refused.
 _COMPARED = 100
 
 

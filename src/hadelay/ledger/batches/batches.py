@@ -34,7 +34,7 @@ from hadelay.settings.kinds import TOPIC_NAME
 
 BATCH, BATCHEND = b"batch", b"batchend"
 END_KEY = struct.Struct(">QQ")
-#: Limit of batches in the cluster. Ended batches count as long as they are kept.
+#: Limit of batches in the cluster; at the limit, no batch can be opened. Ended batches count until they are deleted.
 MAX_BATCHES = 100_000
 
 

@@ -24,7 +24,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics.topicchanges import topic_or_new
 from hadelay.model import DEAD_HOURS, Draft, Event
 
-#: Limit of batches that one BATCHES command ends or forgets.
+#: Limit of batches that one BATCHES command ends or forgets; the next command continues.
 MAX_ENDED = 20
 
 

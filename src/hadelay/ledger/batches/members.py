@@ -189,7 +189,7 @@ def leave(ledger: Ledger, hour: int, rows: Rows, event: Event) -> None:
 
 
 def _fail(ledger: Ledger, number: int, state: State, hour: int, rows: Rows, event: Event) -> None:
-    """Count members of one batch (INDEX or LEASED rows) that were not acked, and remember the first ones."""
+    """Count members of one batch (INDEX or LEASED rows) that were not acked; list the first MAX_FAILURES."""
     name = _OUTCOMES[event]
     setattr(state, name, getattr(state, name) + len(rows))
     rows = rows[: MAX_FAILURES - state.failures]
@@ -209,7 +209,7 @@ def failures_of(ledger: Ledger, number: int, start: int, limit: int) -> list[Fai
 
 
 def to_cancel(ledger: Ledger, key: bytes, row: bytes) -> list[int]:
-    """Ids of waiting members of cancelled batches in a row of `batchof`."""
+    """Ids of the waiting members of cancelled batches in this row of `batchof`, for BATCH_STEP to cancel."""
     hour, block = BLOCK_KEY.unpack(key)
     runs = np.frombuffer(row, RUN)
     runs = runs[[is_cancelled(ledger, number) for number in runs["number"].tolist()]]
@@ -223,7 +223,8 @@ def to_cancel(ledger: Ledger, key: bytes, row: bytes) -> list[int]:
 
 
 def forget(ledger: Ledger, hour: int, start: int, end: int) -> int:
-    """Delete the rows of entries `start` to `end` (exclusive) of an hour without open entries; returns their number."""
+    """Delete the rows of `batchof` for entries `start` to `end` (exclusive) of an hour without open entries; returns
+    the number of deleted rows."""
     keys = [BLOCK_KEY.pack(hour, block) for block in range(start // BLOCK, -(-end // BLOCK))]
     found = ledger.tables.get_many(BATCHOF, keys)
     there = [key for key, row in zip(keys, found, strict=True) if row is not None]

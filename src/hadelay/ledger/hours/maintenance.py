@@ -34,7 +34,7 @@ ROLL_FORWARD_BYTES = 4 << 20
 MAX_KEYS, MAX_SHARED_KEYS = 512, 128
 #: Bit mask for the part of a message id without the group: hour and index of the message's first entry.
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
-#: Limit of entries that one maintenance command looks at, which takes two to three milliseconds.
+#: Limit of entries that one maintenance command looks at, in two to three milliseconds; the next command continues.
 MAX_SLICE = 16_384
 #: Limit of cancelled entries that one maintenance command ends in topics with message groups. Each of them changes some
 #: table rows.

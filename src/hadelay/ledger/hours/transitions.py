@@ -72,7 +72,7 @@ class Leaving(NamedTuple):
     rows: Rows
     #: Number of each entry's last event in the hour's dispatch log; NONE32 if there is none.
     previous: U32 | int = NONE32
-    #: Number of the node that took the request.
+    #: Number of the node that took the request which ends the entries; NO_NODE if no request does.
     node: int = NO_NODE
     #: True if all of the rows are leased, False if none is.
     leased: bool = False
@@ -258,7 +258,7 @@ def file_anew(
 
 
 def _kept(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16], source: int | None) -> list[bytes]:
-    """Values of each message in table `place`, besides its entry: source topic, and last failures with this one."""
+    """Values of messages in table `place`, without the entry: source topic, and last failures with the new one."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
     # Skip the look-up for a message whose id names this entry: the message never moved, and has no failures.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
@@ -295,7 +295,7 @@ def source_of(ledger: Ledger, first_id: int) -> int:
 
 
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
-    """Number of messages, from the first on, whose costs fit into `room`. at_least: count one message in any case."""
+    """Number of messages, from the first on, whose `costs` add up to at most `room` bytes. at_least: 1 in any case."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
     return max(fits, 1) if at_least and len(costs) else fits
 

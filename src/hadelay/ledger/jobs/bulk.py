@@ -42,15 +42,15 @@ from hadelay.ledger.views.listing import states_of
 from hadelay.model import MAX_RATE, NEVER_MS, SEPARATOR, Event, State
 from hadelay.settings.kinds import TOPIC_NAME
 
-#: Limit of the jobs that are kept, running and ended ones.
+#: Limit of the jobs that are kept, running and ended ones; at the limit, a new job replaces the oldest ended one.
 MAX_JOBS = 100
 #: Minimum rate of a job, in messages per second: a slower job would never end.
 MIN_RATE = 0.01
-#: Limit of the tags in a job's filter.
+#: Limit of the tags in a job's filter; a job with more is refused.
 MAX_TAGS = 16
-#: Limit of the client key prefix in a job's filter, in bytes.
+#: Limit of the client key prefix in a job's filter, in bytes; a job with a longer one is refused.
 MAX_PREFIX = 1_024
-#: Limit of a job's encoded specification, in bytes.
+#: Limit of a job's encoded specification, in bytes; a job with a larger one is refused.
 MAX_SPEC = 8_192
 _CHANGES = ("shift_ms", "at_ms", "delay_ms")
 _OTHER_JOB = Refused("job_conflict", "this Idempotency-Key was used for another job: take a new key")
@@ -99,8 +99,8 @@ def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
 
 
 def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
-    """Begin a bulk job. A definite refusal is remembered under the request's Idempotency-Key, just as a begun job
-    is."""
+    """Begin a bulk job. The job, or a refusal that no retry could change, is remembered under the request's
+    Idempotency-Key."""
     spec = command.spec
     if not command.request:
         return _judged(ledger, command)

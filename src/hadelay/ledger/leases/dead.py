@@ -50,9 +50,9 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
-#: Limit of the dead letters that one command looks at, which takes some milliseconds.
+#: Limit of the dead letters that one command looks at, in some milliseconds; the next command continues.
 MAX_SLICE = 1_000
-#: Limit of the records that one command copies, in bytes.
+#: Limit of the records that one redrive command copies, in bytes; the next command continues.
 REDRIVE_BYTES = 4 << 20
 #: Dead letters in the order of their deaths: (cursor behind the letter, message id) of each.
 Letters = list[tuple[bytes, int]]
@@ -118,8 +118,8 @@ def file_in(
     due_ms: I64 | int = 0,
     source: int | None = None,
 ) -> None:
-    """Move messages to new index entries in `topic`, due at due_ms, but not before now, with attempt 0. source: as in
-    `file_anew`."""
+    """Move messages to new index entries in `topic`, due at due_ms, but not before now, with attempt 0. source:
+    number of the topic from which the messages are routed away."""
     new = leaving.rows.copy()
     new["topic"], new["generation"] = topic.number, topic.generation
     new["deliver_at_ms"] = filing_ms = np.maximum(due_ms, np.full(len(new), ledger.now_ms, np.int64))
@@ -195,7 +195,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     job = topic.redrive
     if job is None:
         return JobResult(True, 0)
-    topic.before_change()  # the code below changes the redrive, which the topic's row contains
+    topic.before_change()  # the redrive, changed below, is in the topic's row of a checkpoint
     limit = min(max(command.limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
     if not limit:
         return JobResult(False, 0)

@@ -154,6 +154,6 @@ def _remember_request(ledger: Ledger, grant: OpenGrant) -> None:
     requests.pop(grant.request_id, None)
     while len(requests) >= ledger.settings.requests_per_consumer:
         request_id, key = next(iter(requests.items()))
-        ledger.changes.note(GRANTS, key)  # a grant's row says whether its request id is remembered
+        ledger.changes.note(GRANTS, key)  # the grant's row changes: it says whether the request id is remembered
         del requests[request_id]
     requests[grant.request_id] = grant.key

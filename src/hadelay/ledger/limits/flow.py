@@ -82,8 +82,8 @@ class HandoutLimits:
         self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
     def allowance(self, taken: int, overdue: bool, now_ms: int) -> Allowance:
-        """Number of messages that may be handed out. taken: number of messages that are leased or offered. overdue: the
-        catch-up rate applies."""
+        """Number of messages that may be handed out. taken: number of messages that are leased or offered. overdue:
+        whether the messages are late, so that the catch-up rate applies, too."""
         if self.paused:
             return Allowance(0, "paused")
         least = UNLIMITED

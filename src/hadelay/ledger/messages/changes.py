@@ -18,7 +18,7 @@ from hadelay.ledger.messages.keys import find_key
 from hadelay.ledger.state import Ledger
 from hadelay.model import Event, State
 
-#: Limit of the messages of one RESCHEDULE.
+#: Limit of the messages that one RESCHEDULE changes; further messages have to be proposed again.
 MAX_TARGETS = 1_000
 #: Limit of the records that one RESCHEDULE moves, in bytes; moving these takes some milliseconds.
 MAX_MOVED_BYTES = 4 << 20

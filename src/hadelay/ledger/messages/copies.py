@@ -115,7 +115,7 @@ def _is_in_subscription(ledger: Ledger, place: EntryRef) -> bool:
 
 
 def is_copy(ledger: Ledger, place: EntryRef) -> bool:
-    """Whether a message that was filed as a copy still is one: it is in its subscription."""
+    """Whether a message that was filed as a copy is still in its subscription: not routed away, deleted or purged."""
     routed = int(place.rows["flags"][0]) & FLAG_ROUTED
     return not routed and bool(ledger.topics.alive(place.rows)[0])
 

@@ -69,7 +69,8 @@ class Periods:
             self.batch.refuse(beyond, code)
 
     def finish(self, taken: Mask) -> None:
-        """Begin the periods of the rows that were filed, those in `taken`; they answer later rows with their keys."""
+        """Begin the periods of the rows that were filed, those in `taken`. Later rows of the command with the same keys
+        get the messages of these rows as their answer."""
         ledger, result = self.ledger, self.batch.result
         began: dict[bytes, int] = {}
         for row, key, for_ms, before_ms in self._rows:

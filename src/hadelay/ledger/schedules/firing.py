@@ -153,7 +153,8 @@ def _remembered(ledger: Ledger, spec: Spec, ring: tuple[Made, ...]) -> tuple[Mad
 
 def apply_run(ledger: Ledger, command: Run) -> PublishResult | Refused:
     """Publish occurrences that a user asked for: one for now (trigger), which the overlap policy may refuse, or those
-    of a range (backfill). A definite answer is remembered under the Idempotency-Key, and outlives the schedule."""
+    of a range (backfill). An answer that no retry could change is remembered under the
+    Idempotency-Key, and outlives the schedule."""
     if command.key is None:
         return _run(ledger, command)
     idempotency.turn(ledger)

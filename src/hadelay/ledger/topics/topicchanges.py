@@ -26,9 +26,9 @@ from hadelay.settings.topic import (
 from hadelay.settings.urls import disputed_url
 
 MAX_GENERATION = 0xFFFF
-#: Limit of a topic's purges of scheduled or ready messages that SWEEP has not finished: look-ups check them all.
+#: Limit of a topic's purges that SWEEP has not finished, as look-ups check them all; a further one has to wait.
 MAX_MARKS = 100
-#: Limit of the name of a subscription's queue, in characters: topic, SEPARATOR, name of the subscription.
+#: Limit of the full name of a subscription (topic, SEPARATOR, own name), in characters; a longer one is refused.
 _MAX_NAME = 128
 #: Bits for the states of messages in a PURGE.
 SCHEDULED, READY, DEAD = 1, 2, 4

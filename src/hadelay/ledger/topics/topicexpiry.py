@@ -34,8 +34,8 @@ def routes(ledger: Ledger) -> set[str]:
 
 
 def is_needed(ledger: Ledger, topic: TopicState, routed: set[str]) -> bool:
-    """Whether a subscription, a schedule, a setting of another topic or a unique key needs the topic, or the topic was
-    deleted so often that it stays. routed: see `routes`."""
+    """Whether a subscription, a schedule, a setting of another topic or a unique key needs the topic, or the topic has
+    used up its generations, so that it cannot be deleted. routed: see `routes`."""
     return (
         topic.name in routed
         or topic.generation == topicchanges.MAX_GENERATION
