@@ -17,7 +17,7 @@ from hadelay.codec.wire import WireReader, frame
 
 #: Limit of the members that one BATCH_STEP cancels; the next BATCH_STEP cancels further members.
 MAX_STEP = 500
-#: Limits of a callback, in bytes: its body, and its meta map.
+#: Limits of a callback, in bytes: its body, and its meta map; a larger callback is refused.
 MAX_BODY, MAX_META = 16 << 10, 8 << 10
 #: Limit of the lifetime that a request may give to a batch, in ms; a longer one is refused.
 MAX_LIFETIME_MS = 366 * 86_400_000

@@ -39,7 +39,7 @@ def decode_record(data: bytes) -> Record:
 
 
 def check_header(data: bytes) -> str | None:
-    """Problem of a record's header; None if it is valid."""
+    """Describe what is wrong with the header of a record; None if the header is valid."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
     return _header_problem(data, _HEADER.unpack_from(data))
@@ -52,7 +52,7 @@ def _header_problem(data: bytes, header: tuple[Any, ...]) -> str | None:
 
 
 def check_record(data: bytes, size: int | None = None) -> str | None:
-    """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
+    """Describe what is wrong with the record at the start of `data`; None for a valid one. size: its size in bytes."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
     header = _HEADER.unpack_from(data)

@@ -105,7 +105,7 @@ class Ledger:
         self.members_index = 0
         #: The shard map; ALONE for a cluster without one. A change replaces the object, so that caches notice it.
         self.shards: Shards = ALONE
-        #: Whether MEMBERS is the only command of the entry that is being applied.
+        #: Whether a MEMBERS is the only command of the entry being applied: beside others, a MEMBERS is refused.
         self.changes_members = False
         #: Name of the token that requested the command being applied; "" without a token (ledger/limits/shares.py).
         self.by = ""

@@ -63,10 +63,11 @@ def need_begin(access: RequestRights, action: str, topic: str, into: str | None,
     if into:
         access.need("publish", into)
     elif action == "transfer" and not access.may("publish", None):
-        what = (
-            f"the token {access.actor.token!r} has no scope publish for all topics, and each message would go back to"
+        what = f"the token {access.actor.token!r} has no scope publish for all topics"
+        raise Forbidden(
+            f"{what}, and each message would go back to the topic in which it died, which may be any: "
+            f"name one with {member}"
         )
-        raise Forbidden(f"{what} the topic in which it died, which may be any: name one with {member}")
 
 
 def job_scope(action: str) -> str:

@@ -109,7 +109,7 @@ class Generation:
         self.n = end
 
     def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:
-        """Positions, ascending, of one hour's buffered rows whose globalIndex is at least `written`."""
+        """Positions, ascending, of an hour's rows that are not in its file yet: globalIndex `written` and higher."""
         positions: list[int] = []
         at = int(self.tail[slot]) if slot < len(self.tail) else -1
         indexes = self._rows["index"]

@@ -100,8 +100,8 @@ class HourReader:
         return hour in self._near
 
     def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
-        """Copy these INDEX rows of an hour, verified. Raises IndexError beyond the applied length, DamagedFile for a
-        wrong CRC."""
+        """Copy these INDEX rows of an hour, verified. Raises IndexError for a row that the hour does not have, and
+        DamagedFile for a wrong CRC."""
         near = self._near.get(hour)
         if near is not None:
             rows = near.rows()[indexes].copy() if isinstance(indexes, slice) else near.rows().take(indexes)

@@ -16,7 +16,7 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
-#: Limits for an hour whose files are not mapped into memory: entries read at once, and entries per slice.
+#: Limits of a walk of an hour that is not mapped into memory: entries in one file read, and entries in one slice.
 _BLOCK = 64
 _UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4

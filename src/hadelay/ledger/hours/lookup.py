@@ -96,7 +96,7 @@ def is_blocked(ledger: Ledger, place: EntryRef) -> bool:
 
 
 def ttl_of(ledger: Ledger, first_id: int) -> tuple[int, int] | None:
-    """Time of expiry and TTL of a message, in ms; None if the message has no TTL, or its TTL is known to be over."""
+    """Time of expiry (Unix ms) and TTL (ms) of a message; None without a TTL, or once apply has dropped its row."""
     stored = ledger.tables.get(TTL_OF, ID_KEY.pack(first_id))
     return None if stored is None else TTL_OF_VALUE.unpack(stored)
 

@@ -27,7 +27,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics.topics import by_topic
 from hadelay.model import DEAD_HOURS, Event, pack_id
 
-#: Limit of bytes of records that CARRY copies in one apply; one larger record is copied in any case.
+#: Limit, in bytes, of the records that one CARRY copies; the next CARRY continues. A larger record is copied alone.
 ROLL_FORWARD_BYTES = 4 << 20
 #: Limits of client keys that RETIRE forgets in one apply, without and with subscriptions: each key costs some look-ups
 #: in the tables, and with subscriptions also reads of the index.

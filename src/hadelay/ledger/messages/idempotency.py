@@ -161,7 +161,7 @@ def is_known_hash(ledger: Ledger, digest: bytes) -> bool:
 
 
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
-    """Whether this node knows a key of the publish, so that the answer may come from an earlier publish."""
+    """Whether this node has stored an answer under an Idempotency-Key of the publish, perhaps for an earlier try."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
     # server/publishing.py may have stored a request's key for the whole request, for the first part (0:) of a large
     # batch, or for its only row.
@@ -224,8 +224,8 @@ def answered_before(
 
 
 def remember_refusal(ledger: Ledger, digest: bytes, fingerprint: int, refused: Refused) -> Refused:
-    """Store the definite refusal of a command with a new Idempotency-Key (see `_is_final`), and return it. Without room
-    for the key, a refusal is returned that may be retried: nobody may rely on an answer that is not remembered."""
+    """Store a refusal that no retry could change under the new Idempotency-Key of its command, and return this refusal.
+    Without room for the key, return a refusal that may be retried: nobody may rely on an answer that is not stored."""
     if refused.retryable or is_known_hash(ledger, digest):
         return refused
     if not _share(ledger):
@@ -238,8 +238,8 @@ def remember_refusal(ledger: Ledger, digest: bytes, fingerprint: int, refused: R
 
 
 def _is_final(ledger: Ledger, codes: list[int]) -> bool:
-    """Whether a repetition gets this answer again: a row is stored, or no row may be retried. A definite refusal must
-    be remembered: an earlier try of the same publish may still lie in a stalled node, and be applied later. If all rows
+    """Whether a repetition gets this answer again: a row is stored, or no row may be retried. Such a refusal must be
+    remembered: an earlier try of the same publish may still lie in a stalled node, and be applied later. If all rows
     are refused and one may be retried, the repetition is judged anew. So is a request of which another shard gets a
     part: nothing of it is stored here (messages/publish.py)."""
     return RowCode.OTHER_SHARD not in codes and (RowCode.OK in codes or RETRYABLE.isdisjoint(codes))

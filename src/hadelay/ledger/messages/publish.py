@@ -233,7 +233,7 @@ def _file(ledger: Ledger, batch: Batch, take: slice | Mask, fan: FanOut | None) 
 
 
 def _grouped(ledger: Ledger, batch: Batch, into: int | I64, entries: Rows, row: NDArray[np.intp]) -> Mask | None:
-    """Put the filed messages into their groups; returns which entries are blocked. row: row of each entry."""
+    """Put the filed messages into their groups; returns which entries are blocked. row: command row of each entry."""
     groups = batch.command.groups
     at = np.flatnonzero(np.isin(row, groups["row"]))
     if not len(at):

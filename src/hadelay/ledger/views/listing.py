@@ -34,16 +34,17 @@ from hadelay.ledger.messages import ttl
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
-#: Limit of a page's search cost, except for its last hour. Unit: looking at one index entry, some 20 ns.
+#: Limit of a page's search cost; beyond it, the page ends even if it is not full. Unit: the cost of looking at one
+#: index entry, some 20 ns.
 BUDGET = 3_000_000
 #: Cost, in the unit of BUDGET, between two pauses (yields) of a listing for other work: one or two milliseconds.
 _SLICE = 65_536
 #: Number of entries that a pass over an index looks at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
-#: Extra cost of an hour that is not mapped into memory: the heads of the hour's seconds have to be read from files.
+#: Extra cost, in the unit of BUDGET, of an hour that is not mapped into memory: its heads are read from files.
 _FAR_HOUR = _SLICE // 4
-#: Cost of reading one entry alone, by whether its hour is mapped into memory; if not, each entry is a file read.
+#: Cost, in the unit of BUDGET, of reading a single entry: of an hour mapped into memory (True), or from a file (False).
 _STEP_COST = {True: 10, False: 1_024}
 _SECOND_COST = 2_048
 _STATES = tuple(State)
@@ -59,7 +60,7 @@ _LAST_ID = (1 << 64) - 1
 
 
 def _first_ms(after: Key) -> int:
-    """First millisecond in which a message that follows this key (due time, id) in a listing may be due."""
+    """Earliest due time, in ms, that a message behind this key (due time, id) in a listing can have."""
     return after[0] + (after[1] == _LAST_ID)
 
 
