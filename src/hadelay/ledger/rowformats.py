@@ -69,7 +69,7 @@ PLAIN = tuple(
 
 
 class CoreHead(msgspec.Struct):
-    """The first keys of Core, which every version of it has."""
+    """Keys of Core that every version has: a program reads them first, to refuse a Core of a newer version."""
 
     version: int
     level: int

@@ -29,7 +29,7 @@ TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 #: Text that replaces the masked characters of a secret.
 MASK = "****"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Headers that the webhook sender, or HTTP itself, sets.
+#: Headers that the webhook sender, or HTTP itself, sets: users must not set them for webhook calls.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
 #: Function that checks a value: returns "" for a valid value, else the error text, a description of valid values.

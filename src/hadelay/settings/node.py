@@ -269,7 +269,7 @@ def keys() -> dict[str, type]:
     }
 
 
-#: Keys of earlier releases that are constants now.
+#: Keys of earlier releases that are constants now (settings/tuning.py): still accepted, with a warning.
 RETIRED = frozenset(
     f"{section.name}.{name}"
     for section in msgspec.structs.fields(Config)

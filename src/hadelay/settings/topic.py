@@ -296,7 +296,7 @@ class TopicSettings:
     )  # fmt: skip
 
 
-#: Row of each setting, by field name.
+#: Declaration of each setting, by its field name in TopicSettings.
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(TopicSettings)}
 #: Settings of a topic whose owner set nothing.
 DEFAULTS = TopicSettings()

@@ -41,7 +41,7 @@ def url_problem(url: Any, _: Settings | None = None) -> str:
 
 
 def origin_of(url: str) -> tuple[str, str, str]:
-    """Scheme, host and port of a valid URL."""
+    """Scheme, host and port of a valid URL; three empty texts for an invalid one."""
     found = _ORIGIN.match(url)
     if found is None:
         return "", "", ""

@@ -164,7 +164,7 @@ class Frozen:
         self.generation = generation
         self.order, self.slots = generation.by_hour()
         self.firsts = [0, *(np.flatnonzero(np.diff(self.slots)) + 1).tolist(), len(self.order)]
-        #: Number of rows written so far, in the order of hours.
+        #: Number of rows written so far: the first ones of `order`, which has the rows hour by hour.
         self.written = 0
 
     def take(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:

@@ -102,7 +102,7 @@ class Exports:
         self._making = False
         #: Error of the last failed export.
         self.failure: BaseException | None = None
-        #: End of the pause after the last failed export.
+        #: Time (monotonic, in seconds) before which no export begins, after a failed one.
         self._paused_until = 0.0
 
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:

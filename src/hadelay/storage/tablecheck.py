@@ -62,7 +62,7 @@ def main(path: str, bytes_per_s: int) -> None:
                 while (left_s := until - time.monotonic()) > 0:
                     time.sleep(min(left_s, _LOOK_S))
                     if os.getppid() != parent:
-                        return  # the node that started this process has ended
+                        return  # the node that started this process has ended: nobody waits for the result
     except DamagedFile as error:
         damage = str(error)
     print(total, damage)

@@ -93,7 +93,7 @@ class Layer:
         self.bytes = 0
         #: Ordered keys of each table that was scanned in this layer or the layer before.
         self._orders = {table: SortedKeys() for table in ordered}
-        #: Names of the tables scanned in this layer.
+        #: Names of the tables scanned in this layer; the next layer keeps their keys sorted from its start on.
         self.scanned: set[bytes] = set()
         #: Keys of each table that neither an older layer nor the backend has: if such a key is deleted, nothing has to
         #: be written.

@@ -134,7 +134,7 @@ class _Reschedule:
         self.deliver_at_ms, self.blocked = 0, False
 
     def make(self, message_id: int | None) -> TargetOutcome:
-        """Change one message, if it waits."""
+        """Give one message the new due time, if it waits; returns the outcome."""
         ledger, now_ms = self._ledger, self._ledger.now_ms
         place, outcome = _waiting(ledger, message_id)
         if outcome is not TargetOutcome.DONE:
