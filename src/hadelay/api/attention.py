@@ -47,7 +47,7 @@ class Row(Document, Generic[At], frozen=True):
     what: Literal["topic", "schedule", "group", "node", "cluster"]
     name: str
     sentence: str
-    #: Size of the problem: a number of messages, calls, entries or days; the sentence says of which.
+    #: Size of the problem, in messages, calls, log entries or days; `sentence` names the unit.
     number: int
     #: Time at which the problem began; None: unknown.
     since: At | None

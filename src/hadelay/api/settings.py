@@ -47,7 +47,7 @@ def settings_out(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(kind: Kind, value: Any) -> Any:
-    """A stored value as answers show it."""
+    """A stored value in the form that answers have: durations as text, secrets and headers masked."""
     if kind.parts and isinstance(value, dict):
         return {shown_name(name): _shown(kind.parts[name].kind, one) for name, one in value.items()}
     match kind.name:

@@ -189,7 +189,7 @@ def check_new_topic(name: str, max_bytes: int) -> str:
     check_topic(name, max_bytes)
     of, separator, _ = name.partition(SEPARATOR)
     if separator:
-        raise BadRequest(f"{_shown(name)} is a subscription, which gets what is published to its topic: name {of!r}")
+        raise BadRequest(f"{_shown(name)} is a subscription, which gets what is published to its topic: give {of!r}")
     if name in DOTS:
         raise BadRequest(f"the topic's name {name!r} is not allowed: clients and proxies remove . and .. from paths")
     return name

@@ -10,7 +10,7 @@ from hadelay.api.topicstatus import TopicStatus
 
 
 class Backoff(Request):
-    """Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter`."""
+    """Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter` of this wait."""
 
     min: Duration
     max: Duration

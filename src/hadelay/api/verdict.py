@@ -16,7 +16,7 @@ _SILENT_MS = 90_000
 #: Time since the last receive after which the verdict says that no consumer asks for messages, if no receive waits. A
 #: consumer asks again within this time, unless it is busy with messages or has stopped.
 _BUSY_MS = 5_000
-#: Limit of the consumers that a verdict names.
+#: Limit of the consumers that a verdict names; it gives the number of the others.
 _NAMED = 5
 
 

@@ -10,7 +10,7 @@ __all__ = ["Alert", "Backoff", "TopicSettings", "Webhook"]
 
 
 class Backoff(TypedDict, total=False):
-    """Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter`."""
+    """Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter` of this wait."""
 
     min: Delay
     max: Delay

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
     from hadelay.ledger.topics.topics import TopicState
 
-#: Limit of messages that are offered to polls, but neither granted nor refused yet.
+#: Limit of messages in offers that are neither granted nor refused yet; at the limit, no more messages are offered.
 OFFERED = 1 << 16
 
 
@@ -117,7 +117,7 @@ class Dispatcher(LedgerListener):
         self._preload.start()
         self._leased = {hour: state.leased.copy() for hour, state in self.ledger.hours.items() if state.leased}
         self._inherited = sum(map(len, self._leased.values()))
-        # If the previous leader made all messages of a large second ready, the scan of the backlog covers that second.
+        # Leave a large second, all of whose messages the previous leader made ready, to the background scan.
         whole = local >= SLICE and local >= int(self.store.heads(hour).count[second])
         self.scans.start(at + whole, now_ms // 1000)
 

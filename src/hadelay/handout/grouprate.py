@@ -35,7 +35,7 @@ class GroupRate:
         self._free_ms: dict[int, int] = {}
         #: Groups with a message in an offer that is neither granted nor refused yet.
         self.busy: set[int] = set()
-        #: Entries that wait until their group has a token, as a heap of (time of the next check, entry).
+        #: Index entries of messages that wait until their group has a token: heap of (time of the next check, entry).
         self.resting: list[tuple[int, int]] = []
 
     def change(self, rate: float | None, now_ms: int) -> bool:

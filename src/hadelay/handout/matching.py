@@ -24,7 +24,7 @@ from hadelay.model import MAX_RUN
 GRANT_BYTES = 4 << 20
 #: Limit of the time in ms between the first and the last due time of messages that are offered together ahead of time.
 _TOGETHER_MS = 4
-#: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
+#: Limit of index entries checked at once, to skip a long run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
 #: Limit of records that one turn reads to compare their tags with filters: some 10 ms of work. The next turn reads on;
 #: polls without a filter do not have to wait for it.
@@ -241,7 +241,7 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions in `rows` of at most `want` owed rows that match the filter; and of all owed rows after these."""
+        """Positions in `rows`: of at most `want` owed rows that match the filter; of the owed rows not looked at."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

@@ -50,14 +50,14 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def fewer(self, hour: int, count: int) -> bool:
-        """Whether the hour has blocked entries, and its other open entries are fewer than `count`: faster to search."""
+        """Whether the hour has blocked index entries, and fewer than `count` other open ones: faster to search."""
         found = self.ledger.hours.get(hour)
         if found is None or not found.blocked:
             return False
         return self.ledger.open_entries(hour) - len(found.blocked) < count
 
     def unblocked(self, hour: int) -> U32:
-        """Indexes of the hour's entries that are neither settled, leased nor blocked."""
+        """Numbers of the hour's index entries that are neither settled, leased nor blocked."""
         found = self.ledger.hours[hour]
         return indexes_of((found.settled | found.leased | found.blocked).flip(0, self.store.count(hour)))
 

@@ -41,17 +41,17 @@ class Preload:
         self._windows, self._turns = windows, windows.turns
         self._owed, self._store = windows.owed, windows.owed.store
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
-        #: The earliest second with entries that was not loaded at the last `advance`; NEVER_MS if there was none.
+        #: The earliest second with index entries that was not loaded at the last `advance`; NEVER_MS: none.
         self.first_second = 0
         #: Latest second with messages made ready, by this leader or an earlier one.
         self.reached = 0
         #: Due time (ms) of the first message that this leader made ready.
         self.first_ms = NEVER_MS
-        #: Future hours that have entries, and of which no second is loaded yet.
+        #: Future hours that have index entries, and of which no second is loaded yet.
         self._hours: Deadlines[int] = Deadlines()
         #: Hours whose seconds are being loaded.
         self._open: set[int] = set()
-        #: Seconds that have entries and are not loaded yet, in hours that are being loaded.
+        #: Seconds that have index entries and are not loaded yet, in hours that are being loaded.
         self._unloaded: Deadlines[int] = Deadlines()
         self._seconds: dict[int, Second] = {}
         #: Seconds that are being loaded, with the walks over their index entries; `work` continues the first walk.
@@ -174,7 +174,7 @@ class Preload:
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
 
     def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> int:
-        """Take entries that were just filed. Returns the time in ms by which `advance` has to be called for them."""
+        """Take index entries that apply has just added. Returns the time (ms) by which they need an `advance`."""
         next_ms = NEVER_MS
         for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else rows_by_value(hours):
             if hour in self._open or hour < self._turns.now_ms // HOUR_MS:
@@ -202,7 +202,7 @@ class Preload:
         return 0
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Make an overdue entry ready only once its filing second has begun: scans do not look at later seconds.
+        # Make an overdue entry ready only once the second that lists it has begun: scans ignore later seconds.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]

@@ -22,11 +22,11 @@ class Rests:
     def __init__(self, windows: Windows, ledger: Ledger) -> None:
         self._windows, self._turns, self._ledger = windows, windows.turns, ledger
         self._now_ms = self._count = 0
-        #: Number of entries, of all topics, that are out of their windows until their groups have tokens.
+        #: Number of messages, of all topics, that are out of their windows until their groups have tokens.
         self.size = 0
-        #: Entry that `hold` let pass because its group has a token → that group.
+        #: Index entry that `hold` let pass because its group has a token → that group.
         self._free: dict[int, int] = {}
-        #: Entry in an undecided offer → rate of the entry's topic, and the entry's group.
+        #: Index entry in an undecided offer → rate of the entry's topic, and the entry's group.
         self._offered: dict[int, tuple[GroupRate, int]] = {}
 
     def release(self, now_ms: int) -> None:

@@ -48,7 +48,7 @@ class _Past:
         return self.at <= second < self.end
 
     def will_find(self, second: int, index: int) -> bool:
-        """Whether the scan has yet to reach this entry of `second`."""
+        """Whether the scan has yet to reach the index entry `index` of `second`."""
         return second in self and (second > self.at or self.walk is None or self.walk.will_reach(index))
 
 
@@ -129,7 +129,7 @@ class Scans:
         return True
 
     def will_find(self, second: int, index: int) -> bool:
-        """Whether a new leader's first scan has yet to reach this entry of `second`."""
+        """Whether a new leader's first scan has yet to reach the index entry `index` of `second`."""
         return self._backlog.will_find(second, index) or self._missed.will_find(second, index)
 
     def _owed_rows(self, second: int, walk: ChainWalk | None = None) -> Iterator[NDArray[np.void]]:

@@ -61,7 +61,7 @@ class Second:
             self._sort()
 
     def take(self, now_ms: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Remove the rows that are due at now_ms. Returns their (indexes, topics), in the order of due times."""
+        """Remove rows due at now_ms or earlier; returns (their indexes in the hour, topic numbers) by due time."""
         if self.next_ms > now_ms:
             return self._indexes[:0], self._topics[:0]
         self._started = True

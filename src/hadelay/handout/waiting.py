@@ -6,8 +6,8 @@ from hadelay.handout.polls import Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 
-#: Limits of the number of different filters: per topic, because every message is checked against each; and of all
-#: topics.
+#: Limits of different filters, beyond which polls are refused: per topic, because every message is checked against
+#: each; and of all topics.
 TOPIC_FILTERS = 256
 MAX_FILTERS = 2_048
 #: Limits over all waiting polls: number of topics that they name, counted once per poll; and number of names of topics

@@ -23,7 +23,7 @@ from hadelay.handout.turns import Turns
 from hadelay.ledger.limits.flow import limits_of
 from hadelay.ledger.topics.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows together; beyond it, windows with waiting polls get SMALL_WINDOW each, others none.
+#: Limit of messages in all windows together; beyond it, windows with waiting polls get SMALL_WINDOW each, others none.
 TOTAL = 1 << 19
 SMALL_WINDOW = 1_024
 #: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
@@ -35,17 +35,17 @@ class Windows:
     def __init__(
         self, owed: Owed, turns: Turns, topics: TopicBook, known_topic: Callable[[str], TopicState | None], limit: int
     ) -> None:
-        """known_topic: finds a topic by its name, deleted or not. limit: largest number of entries in one window."""
+        """known_topic: finds a topic by its name, deleted or not. limit: largest number of messages in one window."""
         self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}
         #: Number of messages that are due, not leased and not settled, by topic number.
         self.ready_counts: Counter[int] = Counter()
-        #: Count of entries in all windows.
+        #: Number of messages in all windows.
         self.size = 0
         #: Entry in an undecided offer, or without a token of its group → windows that may get the entry back later.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
-        #: Callback that starts a scan for a window with few entries left and more messages on disk.
+        #: Callback that starts a scan for a window with few messages left and more messages on disk.
         self.on_low: Callable[[Window], None] = lambda window: None
 
     def topic(self, number: int) -> TopicTurn:

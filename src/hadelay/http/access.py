@@ -30,7 +30,7 @@ _TOKEN = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{43}}")
 #: Pattern of host names: ASCII names as in DNS, and underscores.
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _BEARER = re.compile(r"bearer +(\S+) *", re.I)
-#: Limit of cached Authorization headers; each spelling of the header with a token is cached on its own.
+#: Limit of cached Authorization headers, each spelling of a header counted; at the limit, the cache is emptied.
 _MOST = 4_096
 #: Default ports, which browsers leave out of the Host header; and pattern of the port in a Host header.
 _DEFAULT_PORTS, _PORT = (80, 443), re.compile(r":\d+$")

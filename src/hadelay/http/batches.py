@@ -32,14 +32,14 @@ from hadelay.rules.documents import decoded
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
 #: Weight limit of a JSON batch that is decoded in one step; weight: number of bytes, plus _COMMA for each comma.
 _LIGHT, _COMMA = 1 << 20, 100
-#: Limit of the number of members (fields) of a batch item.
+#: Limit of the number of members (fields) of a large batch item; an item with more is refused.
 _MEMBERS = 32
 #: Number of JSON characters that one byte of text takes at most: six, as a Unicode escape.
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Numbers of bytes that count as one unit of work, where decoding is fast: in JSON batches up to _LIGHT; and in items
-#: above _DECODE.
+#: Divisors of work where decoding is fast: of the weight of JSON batches up to _LIGHT; and of the bytes of items above
+#: _DECODE.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -107,7 +107,8 @@ def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
 
 
 def _work(size: int) -> int:
-    """Work of decoding `size` bytes. More than _DECODE bytes are one item, mostly payload, which decodes faster."""
+    """Work of decoding `size` bytes, as in Slice. More than _DECODE bytes are one item, which is mostly payload: that
+    decodes faster, so it counts as less work."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -188,7 +189,7 @@ def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[
 
 _SPACE = b" \t\r\n"
 _PAYLOAD = re.compile(rb'[ \t\r\n]{0,1000}"body(?:_base64)?"')
-#: Limit of the depth of nested values, about that of the decoder.
+#: Limit of the depth of nested values, about that of the decoder; deeper batches are refused.
 _DEEPEST = 1_000
 #: Tables: JSON byte → its kind, if it ends or nests values (_KINDS); kind → change of the nesting depth (_STEPS).
 _QUOTE, _OPEN, _CLOSE, _COMMA_KIND, _NEWLINE = 1, 2, 3, 4, 5

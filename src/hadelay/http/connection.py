@@ -32,9 +32,9 @@ from hadelay.http.sharding import Forwarded
 
 log = logging.getLogger(__name__)
 
-#: Size limit, in bytes, of a response body that is joined with its head into one write.
+#: Size limit, in bytes, of a response body that is joined with its head into one write; larger ones are not copied.
 _JOIN_BYTES = 64 << 10
-#: Limit of bytes of later requests that are read while a request is being answered.
+#: Limit of bytes of later requests that are read while a request is being answered; beyond it, reading pauses.
 _MAX_BUFFERED = 64 << 10
 _LATE = "this node stood still, and read the request too late: nothing happened. Send it again"
 

@@ -29,7 +29,7 @@ routes = Routes()
 _MAX_TOPICS = 1_000
 _MAX_CONSUMER = 128
 _MAX_REQUEST_ID = 64
-#: Limit of leases of one ack, nack or extend.
+#: Limit of leases in one ack, nack or extend request; a request with more is refused.
 _MAX_LEASES = 10_000
 #: Limit of searches for a leader by one poll: the leader may be deposed while the poll waits.
 _ATTEMPTS = 3

@@ -23,7 +23,7 @@ routes = Routes()
 
 #: Limit of a request_id, in bytes.
 _LONGEST_REQUEST_ID = 64
-#: Cursor of a count: hour and index of the next entry to look at, and CRC-32C of the job's specification.
+#: Cursor of a count: hour and number of the next index entry to look at, and CRC-32C of the job's specification.
 _CURSOR = struct.Struct(">III")
 _ONE, _JOB = "/v1/jobs/{job}", {200: api.Job[str]}
 _OWN: Any = {"own_topics": True}

@@ -32,7 +32,8 @@ _AT_ONCE = 16
 _RETRY_S = 0.1
 #: Timeout of a TLS handshake, in seconds.
 _HANDSHAKE_S = 10.0
-#: Limit of spares (connections above the limits), and their lifetime in seconds, TLS handshake included.
+#: Limit of spares (connections above the limits), at which a new spare replaces one of the address with most spares;
+#: and lifetime of a spare in seconds, TLS handshake included.
 _SPARES, _SPARE_S = 64, 2.0
 
 

@@ -120,7 +120,7 @@ class Rows:
     order: Callable[[Any], Any]
 
     async def of(self, call: Call, lists: Lists) -> list[tuple[Any, msgspec.Raw]]:
-        """All rows, sorted: (sort key, encoded row)."""
+        """Rows of all shards' lists, sorted by their keys: (sort key, encoded row)."""
         found = list[tuple[Any, msgspec.Raw]]()
         for one in lists.values():
             rows = call.decode(one[self.member], list[msgspec.Raw])
@@ -131,7 +131,7 @@ class Rows:
         return found
 
     def whole(self, most: int | None = None) -> Combine:
-        """Make a Combine for lists without pages. most: limit of rows."""
+        """Make a Combine for lists without pages. most: limit of rows, of which the first stay; None: all stay."""
 
         async def combine(call: Call, lists: Lists) -> dict[str, Any]:
             return {self.member: [row for _, row in (await self.of(call, lists))[:most]]}

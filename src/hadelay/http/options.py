@@ -188,7 +188,7 @@ def _once(found: dict[str, str], option: str, text: str) -> None:
 
 
 def text_of(value: bytes) -> str:
-    """A header's value: UTF-8, else latin-1."""
+    """Decode a header's value: as UTF-8 if it is valid UTF-8, otherwise as latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -25,7 +25,7 @@ _array_header = Packer().pack_array_header
 
 
 def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
-    """Answer to a publish of one message: (status, id, JSON). Raises the error of a message that was refused."""
+    """Answer to one published message: (HTTP status, message id, JSON body). Raises the error of a refused message."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])

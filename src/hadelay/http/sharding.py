@@ -25,7 +25,7 @@ from hadelay.settings.shardmap import Shards, job_of
 _REDIRECTED = frozenset(("receive", "receive_topics"))
 #: Routes whose outcome is remembered under an Idempotency-Key, so that a forwarded request may be repeated.
 KEYED = frozenset(("publish", "publish_batch", "trigger_schedule", "backfill_schedule"))
-#: Limit of topics whose owners are remembered.
+#: Limit of topics whose owners are cached; at the limit, the cache is emptied.
 _MAX_OWNERS = 4_096
 #: Variables of a path that name a topic, a message or a job.
 _NAMING = frozenset(("topic", "id", "job"))
@@ -127,8 +127,9 @@ class ShardRouter:
         return None if issuer == self.here else issuer
 
     def choose(self, query: str) -> tuple[int | None, str]:
-        """Take the option `shard` out of a query: (shard, rest of the query). Raises BadRequest for an unknown shard.
-        Also raises it if this cluster is no shard of its map: the request may be meant for another cluster."""
+        """Take the option `shard` out of a query: (shard, None if the query names none; rest of the query). Raises
+        BadRequest for an unknown shard, and if this cluster is no shard of its map: the request may be meant for
+        another cluster."""
         if "shard=" not in query:
             return None, query
         current, pairs = self.known.current, query.split("&")

@@ -50,7 +50,7 @@ def _aws_key(document: CreateToken, secret: str | None) -> bytes | None:
     shard's token, which gets the key from the request."""
     if secret is not None:
         if document.aws_key is not None:
-            raise BadRequest("aws_key: is that of a token of another shard: give the token's hash, too")
+            raise BadRequest("aws_key: is only for the copy of a token of another shard: give that token's hash, too")
         return aws_key(secret) if document.aws else None
     if document.aws and document.aws_key is None:
         raise BadRequest("aws: a token that is created by its hash needs its aws_key, too")
@@ -68,7 +68,7 @@ def _digest(member: str, text: str | None) -> bytes:
 
 
 async def _create_elsewhere(call: Call, router: ShardRouter, digest: bytes, key: bytes | None) -> tuple[int, ...]:
-    """Create the token in all other shards; returns the shards that do not have it. A shard that had the token before
+    """Create the token in all other shards; returns the shards in which that failed. A shard that had the token before
     is not among them."""
     form: Any = msgspec.msgpack if call.media_type in MSGPACK_NAMES else msgspec.json
     document = {**form.decode(call.data or b"", type=dict[str, Any]), "hash": digest.hex()}

@@ -57,7 +57,7 @@ class _Waiting(msgspec.Struct):
 
 _TOPICS = merging.Rows("topics", _Named, lambda row: row.topic)
 _GROUPS = merging.Rows("groups", _Waiting, lambda row: row.order)
-#: Limit of message groups in an answer.
+#: Limit of message groups in an answer, which has those with the longest waits.
 _MAX_GROUPS = 100
 
 

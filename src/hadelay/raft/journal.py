@@ -114,7 +114,7 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy the entries after the position `durable`, which may be unsynced, to a new segment, and append there."""
+        """Begin a new segment with a copy of the entries after the position `durable`, which may be unsynced."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:

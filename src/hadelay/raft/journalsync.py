@@ -27,7 +27,7 @@ _BRIEF_BYTES = 64 << 10
 #: Delay, in seconds, between a sync and the MARK record that notes how far the sync reached. If another record is
 #: written after the sync, no MARK is needed.
 _MARK_DELAY_S = 0.05
-#: Limit of syncs that run at the same time.
+#: Limit of syncs that run at the same time; further records wait until a sync has ended.
 _MAX_SYNCS = 3
 #: Syncs overlap while the last one took at least this number of seconds. On a faster disk, more syncs of fewer records
 #: each would only cost processor time.

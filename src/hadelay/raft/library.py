@@ -231,7 +231,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
-        node votes. Returns the added names."""
+        node votes. Returns the names of the added voters."""
         # Change private attributes: PySyncObj's public functions to change members lose members
         # (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}

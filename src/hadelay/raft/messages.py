@@ -29,10 +29,10 @@ MEMBERS = 18
 #: First frame kind of the node's own traffic; smaller kinds belong to Raft.
 FIRST_APP_KIND = 64
 
-#: Header of APPEND: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index,
-#: round.
+#: Header of APPEND: kind, flags, length of info, leader's round trip in ms, term; index and term of the
+#: entry before the records; commit index, heartbeat round.
 _APPEND = struct.Struct("<BBHIQQQQQ")
-#: Frame APPEND_REPLY: kind, status, term, match, hint, round.
+#: Frame APPEND_REPLY: kind, then the fields of AppendReply.
 _APPEND_REPLY = struct.Struct("<BBQQQQ")
 
 #: Flag of an APPEND frame which says that the follower must not answer the frame.

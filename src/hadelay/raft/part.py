@@ -21,7 +21,7 @@ Step = Callable[..., None]
 
 
 class Notice(Enum):
-    """Message from one part of the Raft node to the others; each message comes with a value."""
+    """Message from one part of the Raft node to the others; the comments name the value that comes with each."""
 
     #: Notice that a peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
@@ -42,7 +42,7 @@ class Ready:
     """Effects of one event. They are carried out at the end of the event, in the order of the fields. One object per
     node."""
 
-    #: Frames to send, as (peer, frame, urgent).
+    #: Frames to send, as (peer, frame, whether the frame is urgent, so overtakes frames that are not).
     sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
     #: Methods to call, as (step, args), once all records now queued in the journal are on disk.
     when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Peer:
     round: int = 0
     #: Commit index last sent to the peer.
     sent_commit: int = 0
-    #: Smoothed round trip in seconds.
+    #: Smoothed round trip time to the peer, in seconds.
     rtt: float = 0.0
     #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
     manifest: Manifest | None = None

@@ -125,7 +125,7 @@ class RaftTuning:
     #: Limit of waiting proposals; beyond it, proposals are refused with Overloaded.
     max_waiting: int = 10_000
     max_entry_bytes: int = 4 << 20
-    #: Limits of bytes per append frame, and of unacknowledged bytes per follower.
+    #: Limits: bytes per append frame; unacknowledged bytes per follower, at which it gets no more entries.
     append_bytes: int = 1 << 20
     window_bytes: int = 4 << 20
     #: Limit of the time, in ms, for which entries are applied in one turn of the event loop.

@@ -50,7 +50,7 @@ class JournalRecord(NamedTuple):
     term: int
     payload: bytes
     offset: int
-    #: Offset of the next record.
+    #: Offset of the record's end, at which the next record begins.
     end: int
 
 

@@ -33,7 +33,7 @@ class Segment:
         self.last_index = header.first_index - 1
         #: File offset of the next record: after the records in the file and those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
-        #: Number of bytes of the file that are certainly written.
+        #: Number of bytes that are certainly in the file, so that it can be read up to there.
         self.written = 0
         #: Records to be written next, and their file offset.
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
@@ -43,7 +43,7 @@ class Segment:
         self._handles: dict[int, File] = {}
         #: Terms of the entries: (index, term) of each entry with which another term begins.
         self.terms: list[tuple[int, int]] = []
-        #: File offsets of some entries, as (index, offset).
+        #: File offsets of some entries, as (index, offset); a read begins at the nearest one before its entry.
         self.places: list[tuple[int, int]] = []
         #: Bytes of the file, as `scan` read them at the node's start.
         self.data = b""

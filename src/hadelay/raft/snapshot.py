@@ -44,7 +44,7 @@ class _Pull:
         self.source, self.manifest, self.installer = source, manifest, installer
         self.files = deque(manifest.files)
         self.offset = installer.have(self.files[0].name) if self.files else 0
-        #: Earliest time of this node's next request, and time of the peer's last answer.
+        #: Monotonic times: earliest time of this node's next request, and time of the peer's last answer.
         self.allowed = self.heard = now
         self.finishing = False
 

@@ -51,7 +51,8 @@ KEPT = 1_000
 FAILS, WAITS_MS, LATE_MS, GROWS_MS = 5, 60_000, 1_000, 300_000
 #: Interval in ms at which ready messages are counted to see whether a backlog grows.
 _SAMPLE_MS = 60_000
-#: Limits per topic: number of dead letters that are counted, and number of these whose errors are read.
+#: Limits per topic: number of dead letters of the last hour that are counted ("1,000 or more" at the limit), and number
+#: of the newest of these, whose errors are read.
 _DEATHS, _ERRORS = 1_000, 50
 _NOT_LEADING = NoLeader("this node does not lead (any more)", retry_after_ms=50)
 

@@ -144,9 +144,9 @@ class ClusterClock:
 
     def _likely(self, least: float, most: float, ahead_ms: int) -> float:
         """Likeliest difference of another node's clock to this node's monotonic clock, in ms, between the bounds
-        `least` and `most`. Within narrow bounds, wall clocks count as equal: then it is this node's wall clock plus
+        `least` and `most`. Within narrow bounds, wall clocks count as equal: the result is this node's wall clock plus
         ahead_ms, if that is within the bounds. (A round trip does not show how its time divides into its two ways; on a
-        busy node, often one way took all of it.) Else it is the middle of the bounds."""
+        busy node, often one way took all of it.) Otherwise: the middle of the bounds."""
         own = self._walls.get(self.node)
         if own and most - least <= NEAR_MS and least <= own[-1][1] + ahead_ms <= most:
             return own[-1][1] + ahead_ms

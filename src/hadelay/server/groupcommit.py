@@ -32,7 +32,7 @@ _MAX_INFLIGHT_PUBLISHES, _MAX_INFLIGHT_SLOW = 2, 3
 _MAX_INFLIGHT_BETWEEN_SYNCS = 4
 #: Limit of all batches in flight on the leader: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
-#: Limit of all batches in flight on a follower: the leader merges them into its next entry.
+#: Limit of all batches in flight on a follower: the leader merges them into its next log entry.
 _MAX_INFLIGHT_FORWARDED = 8
 #: Pause before a batch that found no leader is sent again, in seconds.
 _RETRY_S = 0.02
@@ -41,7 +41,7 @@ _OVERTAKEN_S = 0.05
 _TOO_LATE = "the request waited too long for its turn on this node: nothing happened"
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: Limit of commands in one entry, whose number is encoded as a u16.
+#: Limit of commands in one log entry, which encodes their number as a u16.
 _MAX_COMMANDS = 16_384
 
 
@@ -323,7 +323,7 @@ class _Batch:
 
 
 def _take(queue: deque[Pending], room: int, term: int) -> tuple[list[Pending], int]:
-    """Take commands from the head of the queue: as many as fit into `room` bytes of an entry, but at least one. Returns
+    """Take commands from the head of the queue: as many as fit into `room` bytes of a log entry, at least one. Returns
     them and the room that is left. A command for another term than `term` is answered NoLeader, and is not taken."""
     taken: list[Pending] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].size <= room or not taken):

@@ -20,7 +20,8 @@ from hadelay.server.link import Link, Reply
 
 #: Limits of the number of remembered terms, and of remembered backups; the newest are kept.
 TERMS, BACKUPS = 20, 5
-#: Limit of the length of a text in a note, in characters; and limit of a time, in Unix ms (year 9999).
+#: Text in a note, of limited length in characters; and time in a note, in Unix ms up to the year 9999. A note with
+#: other values is ignored.
 _Text = Annotated[str, Meta(max_length=300)]
 _Ms = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 _Number = Annotated[int, Meta(ge=0)]

@@ -33,7 +33,7 @@ CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
     "group_rate",
 )  # fmt: skip
-#: Outcomes of callbacks, as values of the label `outcome`.
+#: Outcomes of callbacks (messages about the end of another message or of a batch): values of the label `outcome`.
 CALLBACKS = ("filed", "over_quota", "lost")
 #: Outcomes of occurrences of schedules, as values of the label `outcome`.
 OCCURRENCES = ("made", "missed", "overlapped", "refused")

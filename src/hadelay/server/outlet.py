@@ -40,7 +40,7 @@ class Outlet:
         return Way(0, leader, leader not in (None, raft.name) and raft.membership.connected(leader))
 
     def slow(self) -> bool:
-        """Whether this node's disk is slow."""
+        """Whether this node's disk is slow, so that syncs of its journal overlap."""
         return self._raft.journal.slow
 
     def send(

@@ -163,7 +163,7 @@ class Publishing:
             self._split(drafts, request_key, done, by)
 
     def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone, by: str) -> None:
-        """Queue a batch too large for one entry in parts. With a request key, each part gets its own key, so that a
+        """Queue a batch too large for one log entry in parts. With a request key, each part gets its own key, so that a
         retry of the batch is harmless."""
         most = size = self._group_commit.max_entry_bytes
         first: list[int] = []

@@ -72,7 +72,7 @@ class VerifiedReader:
 
     @property
     def repairs(self) -> int:
-        """Number of entries and records repaired since this process started."""
+        """Number of index entries and records repaired since this process started."""
         return self._repairer.repaired
 
     async def records(self, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
@@ -269,7 +269,7 @@ def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found:
 
 
 def split_record(record: bytes) -> tuple[bytes, bytes]:
-    """Split a verified record into (meta, body)."""
+    """Split a verified record into (encoded meta of the message, body of the message)."""
     end = RECORD_SIZE + int.from_bytes(record[4:8], "little")
     return record[RECORD_SIZE:end], record[end:]
 

@@ -294,5 +294,5 @@ def backoff(read: Callable[[Any], Any]) -> Kind:
         check=_backoff,
         read=read,
         parts=fields,
-        about="Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter`.",
+        about="Retry n waits min × factor^(n−1), at most max, plus a random part of up to `jitter` of this wait.",
     )

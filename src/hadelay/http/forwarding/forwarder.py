@@ -32,7 +32,8 @@ from hadelay.http.forwarding.pool import Asked, Failure, Pool, Request, Server
 from hadelay.platform.tls import Certificates
 from hadelay.settings.node import HttpConfig
 
-#: Time in seconds for which a node that could not be reached is asked after all others; and limit of such nodes.
+#: Time in seconds for which a node that could not be reached is asked after all others; and limit of such nodes, at
+#: which all of them are forgotten.
 _AVOID_S, _MOST_AVOIDED = 1.0, 1_024
 _RETRY_MS = 200
 #: Pattern of the base URL of a node, as a shard map may have it.

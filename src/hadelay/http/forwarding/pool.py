@@ -17,9 +17,9 @@ from typing import NamedTuple, cast
 from hadelay.http.forwarding.exchange import Exchange, Odd, State, TooLong, WholeAnswer
 from hadelay.platform.tls import in_words
 
-#: Limits per server: of connections, and of requests that wait for one.
+#: Limits per server: of connections; and of requests that wait for a connection, beyond which requests fail.
 _CONNECTIONS, _WAITING = 256, 4_096
-#: Limit of the memory for incomplete answers over all connections, in bytes.
+#: Limit of the memory for incomplete answers over all connections, in bytes; an answer that exceeds it fails.
 _MAX_PARTIAL = 512 << 20
 #: Idle time after which a connection is closed, in seconds: nodes close idle connections after 75 s, and a request that
 #: is sent just then has an unknown outcome.

@@ -18,7 +18,8 @@ Rows = list[tuple[bytes, bytes]]
 #: Pauses after a step, and after a step that failed, in seconds: between steps, the log is free for commands whose
 #: clients wait.
 _PAUSE_S, _RETRY_S = 0.02, 0.5
-#: Number of rows of table `batchof` that are read at once. A row names the members of a batch among 256 entries.
+#: Number of rows of table `batchof` that are read at once. A row names the members of batches among 256 index
+#: entries.
 _ROWS = 8
 
 

@@ -64,7 +64,7 @@ class Work:
 
     @property
     def limit(self) -> int:
-        """Limit of messages in a step."""
+        """Limit of messages in a step: lower for a job with a rate."""
         rate = self.job.spec.rate
         return self._most if rate is None else min(self._most, max(1, int(rate * _RATE_S)))
 

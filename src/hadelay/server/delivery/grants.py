@@ -174,8 +174,8 @@ class Grants:
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Give an empty answer to each poll that has timed out at the monotonic time `mono`. Returns the time of the
-        next timeout."""
+        """Give an empty answer to each poll that has timed out at the monotonic time `mono`. Returns the
+        monotonic time of the next timeout; None if no poll waits."""
         deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
             late = deadlines.due(mono)
@@ -202,7 +202,7 @@ class Grants:
         return any(self._last(offer.poll) is poll for offer in self.offers.values())
 
     def _last(self, poll: Poll) -> Poll:
-        """The poll that `current` would return, without changing the table of successors."""
+        """The poll that `current` would return; unlike `current`, keeps the notes of which poll replaced which."""
         while poll in self._successors:
             poll = self._successors[poll]
         return poll

@@ -1,5 +1,5 @@
 """The leader's walk over message groups with blocked messages. It finds, per topic, the message that waits longest
-behind the first messages of its group, and groups that violate Rule G (ADR 259)."""
+behind the first messages of its group, and groups in which the wrong messages are blocked (Rule G, ADR 259)."""
 
 import logging
 
@@ -26,7 +26,7 @@ class GroupWalk:
         #: the last walk.
         self._found: dict[int, bytes] = {}
         self._before: dict[int, bytes] = {}
-        #: Number of groups that violate Rule G: found so far by the present walk, and by the last walk.
+        #: Number of groups in which the wrong messages are blocked: found so far by the present walk; by the last walk.
         self._wrong = self._wrong_before = 0
         self._at, self._alarm = b"", term.alarm(self._step)
 
@@ -37,7 +37,7 @@ class GroupWalk:
 
     @property
     def wrong(self) -> int:
-        """Number of groups that violate Rule G (ADR 259), as far as the walks found any."""
+        """Number of groups in which the wrong messages are blocked (Rule G, ADR 259); any number but 0 shows a bug."""
         return max(self._wrong, self._wrong_before)
 
     def waits_since_ms(self, number: int = ALL) -> int:

@@ -134,7 +134,7 @@ class Delays:
         now_ms, due, attempts = delivery.now_ms, delivery.rows["deliver_at_ms"].tolist(), delivery.attempts.tolist()
         rows = zip(numbers, due, attempts, strict=True)
         delays = [now_ms - at for number, at, attempt in rows if attempt == 1 and number not in limited]
-        for delay_ms, times in Counter(delays).items():  # messages of one delivery often have equal delays
+        for delay_ms, times in Counter(delays).items():  # count equal delays together: they are frequent
             self.histogram.observe(max(0.0, min(delay_ms, waited_ms)) / 1000, times)
 
 
@@ -181,7 +181,7 @@ class HandoutDelays:
         seen, at, grant, grants = (0, 0), list[int](), None, ledger.grants
         columns = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
         for term, seq, position in zip(*columns, strict=True):
-            if (key := (term, seq)) != seen:  # leases of one grant are mostly adjacent
+            if (key := (term, seq)) != seen:  # look up a grant once for its adjacent leases
                 seen, at, grant = key, self._at.get(key, []), grants.get(key)
             if position >= len(at) or not at[position]:
                 delays.append(NONE32)

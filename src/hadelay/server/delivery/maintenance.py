@@ -64,7 +64,7 @@ class LeaseExpiry:
         self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
         self._leases: Deadlines[Key] = Deadlines()
         self._alarm = term.alarm(self._ring)
-        #: True while a proposed EXPIRE is undecided: two of them in one entry would exceed the limit of grants.
+        #: True while a proposed EXPIRE is undecided: two of them in one log entry would exceed the limit of grants.
         self._proposed = False
         self._take_over(iter(list(self._ledger.grants)))
 
@@ -283,8 +283,8 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether the hour has entries that roll forward (which moves messages to a later hour) has not checked yet.
-        Its other open entries are leased."""
+        """Whether roll forward, which moves messages to a later hour, has yet to check some index entries of the hour.
+        Entries that it has checked and left open are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 

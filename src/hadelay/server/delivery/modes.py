@@ -30,9 +30,9 @@ from hadelay.server.delivery.grants import Grants, Unrecorded
 
 #: Pause before the next proposal after a grant that failed, in seconds.
 _BACKOFF_S = 0.02
-#: Limit of batches of grants that are committed at the same time.
+#: Limit of batches of grants that are committed at the same time; at the limit, no more offers are made.
 _MAX_ROUNDS = 2
-#: Bit mask that keeps the hour and index of the message's first entry of a message id, and drops the group.
+#: Bit mask of a message id: keeps hour and index of the message's first entry, drops the number of the Raft group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
@@ -47,7 +47,7 @@ class Handout:
 
     @property
     def ahead_ms(self) -> int:
-        """Time in ms before their due time from which messages are offered to polls."""
+        """Time in ms by which messages are offered to polls before they are due; 0: once they are due."""
         return 0
 
     def ready_at(self, mono: float) -> float:

@@ -74,8 +74,8 @@ class TopicExpiry:
         self._rest()
 
     def _used(self) -> list[TopicUse]:
-        """Command rows of topics that were polled for at least an eighth of their `expires_after` since the last report
-        to apply."""
+        """Rows of TOPIC_EXPIRY that report topics as used: consumers polled them at least an eighth of `expires_after`
+        after the last use that apply knows."""
         now, rows = self._term.now(), []
         for number, until_ms in list(self._polled.items()):
             topic = self._ledger.topics[number]
@@ -87,8 +87,8 @@ class TopicExpiry:
         return rows
 
     def _unused(self) -> list[TopicUse]:
-        """Command rows of topics that nobody has used for their `expires_after`. A row ends its topic; or, if something
-        needs the topic, it notes that the topic is used."""
+        """Rows of TOPIC_EXPIRY for topics that nobody has used for their `expires_after`. A row ends its topic; or, if
+        something needs the topic, the row notes that the topic is used."""
         now = self._term.now()
         if now < self._not_before_ms:
             return []

@@ -22,11 +22,11 @@ from hadelay.server.service.cluster import clock_problems, members_of
 from hadelay.server.service.part import Service
 from hadelay.words import span
 
-#: Limit of report rows of one kind.
+#: Limit of report rows of one kind; rows beyond it are only counted.
 MOST = 100
 _DAY_MS = 24 * HOUR_MS
-#: Thresholds for report rows: lag of a member in log entries; time in ms before a certificate ends; number of leaders,
-#: and the time in ms in which they led; age of the last backup in ms.
+#: Thresholds for report rows: lag of a member in log entries; time in ms before a certificate ends; number of changes
+#: of leader, and the time in ms within which they count; age of the last backup in ms.
 _LAG, _CERTIFICATE_MS, _LEADERS, _LEADERS_MS, _BACKUP_MS = 10_000, 14 * _DAY_MS, 3, 1_800_000, 8 * _DAY_MS
 #: Limit in ms: a token is reported in the last tenth of its lifetime, but at most this time before its end; and for a
 #: day after.

@@ -288,8 +288,8 @@ def _names(names: list[str]) -> str:
 
 
 def others_left(node: Node, without: str) -> list[str]:
-    """The voters, without the node `without`, that are admitted, not far behind, and in contact, as far as this node
-    sees."""
+    """The voters, without the node `without`, that are admitted, in contact, and at most _MAX_LAG entries behind, as
+    far as this node sees."""
     raft, peers = node.raft, node.peers
 
     def fresh(applied_index: int) -> bool:

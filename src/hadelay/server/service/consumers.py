@@ -18,7 +18,8 @@ from hadelay.model import NONE32, Event, encode_id
 from hadelay.server.service.overview import ACKS_MS, EVENTS_AT_ONCE, GRANTS_AT_ONCE, MOST_GRANTS, recent_events
 from hadelay.server.service.part import Service
 
-#: Limit of consumers in an answer, and limit of topics that are listed per consumer.
+#: Limit of consumers in an answer, those with most leases first; and limit of topics that are listed per consumer, the
+#: first ones by name.
 _MOST, _MOST_TOPICS = 1_000, 50
 #: Age in ms up to which failed attempts are searched for.
 _FAILURES_MS = 600_000

@@ -26,7 +26,7 @@ from hadelay.server.reading import published_ms, split_record
 from hadelay.server.service.part import Service, partly_done
 from hadelay.server.webhooks.pool import CONSUMER
 
-#: Limit of leases in one command that settles them; apply takes some milliseconds for this many.
+#: Limit of leases that one command settles, some milliseconds of apply; more leases take several commands.
 _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 

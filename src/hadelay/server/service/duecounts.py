@@ -23,13 +23,13 @@ from hadelay.storage.heads import count_topics
 from hadelay.storage.headsfile import no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Limits after which a count lets other tasks of the event loop run, each some milliseconds of work: settled entries
-#: that are looked up; and hours that are counted.
+#: Limits after which a count lets other tasks of the event loop run, each some milliseconds of work: settled index
+#: entries that are looked up; and hours that are counted.
 _SLICE, _HOURS = 8_192, 64
-#: Number of entries read after which other tasks of the event loop run; and number of entries that the work for one
-#: hour counts as.
+#: Number of index entries read after which other tasks of the event loop run; and number of entries that the fixed work
+#: for one hour counts as.
 _SMALL, _LOOK = 2_048, 256
-#: Limit of hours whose counts of settled entries stay in memory.
+#: Limit of hours whose counts of settled index entries are cached; beyond it, the hour used longest ago is dropped.
 _REMEMBERED = 512
 _MINUTE_MS = 60_000
 
@@ -38,7 +38,7 @@ Counts = tuple[list[int], list[int]]
 
 
 class _Settled:
-    """Counts of settled entries of one hour, per second and per {topic, minute}."""
+    """Counts of settled index entries of one hour, per second and per {topic, minute}."""
 
     def __init__(self) -> None:
         self.counted = BitMap()
@@ -77,7 +77,7 @@ class DueCounts:
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
         #: The ledger to which the counts in `_settled` belong; an installed snapshot replaces the ledger.
         self._ledger: Ledger | None = None
-        #: Number of entries read since other tasks of the event loop last ran.
+        #: Number of index entries read since other tasks of the event loop last ran.
         self._spent = 0
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:

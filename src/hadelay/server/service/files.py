@@ -27,8 +27,8 @@ from hadelay.storage.store import Storage
 
 #: Time in seconds after the last read of an open snapshot at which the snapshot is closed.
 _PATIENCE_S = 60.0
-#: Limit of open snapshots: each of them keeps an export of the tables, and the files of hours that are retired
-#: meanwhile.
+#: Limit of open snapshots, beyond which requests to open one are refused: each of them keeps an export of the tables,
+#: and the files of hours that are retired meanwhile.
 _MOST = 4
 _LOOK_S = 0.02
 

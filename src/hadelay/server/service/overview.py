@@ -29,7 +29,7 @@ from hadelay.server.webhooks.queues import Health
 
 #: Numbers of topics, of keys, of grants, and of events that are read before other tasks of the event loop run.
 _TOPICS_AT_ONCE, _KEYS_AT_ONCE, GRANTS_AT_ONCE, EVENTS_AT_ONCE = 1_000, 100, 200, 2_000
-#: Limit of grants that are searched for the leases of one topic.
+#: Limit of grants that are searched for the leases of one topic; the answer tells whether there are more.
 MOST_GRANTS = 20_000
 #: Limits of counting acks per consumer: hours whose dispatch logs are read, the running hour included; events per log;
 #: events of all logs together; and time in ms over which acks are counted.
@@ -38,7 +38,7 @@ _ACK_HOURS, _MOST_EVENTS, _ALL_EVENTS, ACKS_MS = 24, 20_000, 100_000, 60_000
 LATE_MS = 1_000
 #: Age of the oldest ready message, in ms, from which on a topic is shown as idle if nothing was handed out.
 IDLE_MS = 60_000
-#: Limit of hours that `hours` returns.
+#: Limit of hours that `hours` returns, which are the newest.
 _MOST_HOURS = 1_000
 
 

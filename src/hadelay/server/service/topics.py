@@ -36,8 +36,8 @@ _TOPICS_AT_ONCE = 200
 #: Timeout, in seconds, of looking up a webhook's host when the webhook is set. If the look-up takes longer, the webhook
 #: is set without this check.
 _RESOLVE_S = 2.0
-#: The leader's reports: topic number → number of ready messages; time at which the oldest fell due; number of messages
-#: handed out in the last minutes; p50, p99 and maximum of their lateness, in ms.
+#: The leader's reports: topic number → number of ready messages; Unix ms at which the oldest fell due; number of
+#: messages handed out in the last minutes; p50, p99 and maximum of their lateness, in ms.
 Reports = dict[int, tuple[int, ...]]
 
 

@@ -29,7 +29,7 @@ from hadelay.webhooks import key_of
 
 #: Limit of topics that a new leader examines in one turn of the event loop.
 TOPICS_AT_ONCE = 500
-#: Limit of message ids in one alert.
+#: Limit of message ids in one alert; its number of dead letters counts the others, too.
 MOST_IDS = 100
 #: Pause before an alert, in seconds: one alert reports all messages that die together.
 _GATHER_S = 0.5

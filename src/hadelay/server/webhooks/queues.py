@@ -28,7 +28,7 @@ Lease = tuple[int, int, int, int, int]
 #: Verdict, the outcome to report for a lease: None for an ack; for a nack (delay in ms, or a negative special value of
 #: `encode_nack`; reason).
 Verdict = tuple[int, str] | None
-#: Limit of leases in one ack or nack command.
+#: Limit of leases in one ack or nack command; more leases take several commands.
 _MOST_LEASES = 1_000
 #: Limit of the total size of answers' bodies in one ack command, in bytes; a single body may be larger.
 _MOST_BYTES = 256 << 10

@@ -35,7 +35,7 @@ from hadelay.server.guard import Guard
 from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 from hadelay.server.webhooks.failures import failure, why
 
-#: Limit of an answer's head, and of its body, in bytes; beyond, the connection is closed.
+#: Limit of an answer's head, and of its body, in bytes; the connection of a longer answer is closed.
 MAX_ANSWER = MAX_REPLY
 #: Idle time after which a connection is closed, in seconds: some servers close idle connections after 5 s, and a
 #: request sent just then fails.
