@@ -34,14 +34,16 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     action: JobAction
     #: Name of a topic, or a pattern in which "*" stands for any text, even for an empty text.
     topic: str
-    #: Filter: only messages with all these tags, whose client key begins with `key_prefix`, due in [from_ms, to_ms).
-    #: For dead letters, the time of death is compared instead of the due time.
+    #: Filter: only messages with all these tags.
     tags: tuple[str, ...] = ()
+    #: Filter: only messages whose client key begins with this text.
     key_prefix: str = ""
+    #: Filter: only messages due in [from_ms, to_ms), or dead letters that died in this range.
     from_ms: int | None = None
     to_ms: int | None = None
-    #: Filter: only messages of this group, or made by this schedule.
+    #: Filter: only messages of this group.
     group: str = ""
+    #: Filter: only messages that this schedule made.
     schedule: str = ""
     #: Filters. ids: only these messages. error: only dead letters, or messages that wait for a retry, whose last error
     #: is in the same group of errors as this text (words.error_group).

@@ -30,11 +30,11 @@ def places(hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class HourTable:
     def __init__(self) -> None:
         self.base, self.size = 0, 0
-        #: Columns per hour at the applied index: index entries, bytes of records, events.
+        #: Columns, per hour, at the applied index: number of index entries, bytes of records, number of events.
         self.entries, self.log_bytes = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.events = np.zeros(0, np.uint32)
-        #: Columns per hour of data in files: entries in .idx (later ones are buffered), bytes in .log, CRCs of the
-        #: written bytes.
+        #: Columns, per hour, of what its files have: number of entries in .idx (later ones are buffered), bytes in
+        #: .log, CRC of the written bytes of each file.
         self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
         #: Columns per hour: whether the hour has changed since the last checkpoint's sample; and which of its files

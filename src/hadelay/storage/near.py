@@ -30,7 +30,7 @@ class Mapped:
         self.reserve(length)
 
     def reserve(self, length: int) -> bool:
-        """Allocate and map at least `length` bytes. True when the map changed: views of the old map are stale."""
+        """Allocate and map at least `length` bytes. Returns True if the map changed: views of the old map are stale."""
         if length <= self._mapped:
             return False
         step = min(max(self._mapped, _STEP_MIN), _STEP_MAX)

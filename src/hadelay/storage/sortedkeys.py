@@ -27,7 +27,7 @@ class SortedKeys:
     def __init__(self, keys: Iterable[bytes] = ()) -> None:
         ordered = sorted(keys)
         self._blocks = [ordered[at : at + _BLOCK] for at in range(0, len(ordered), _BLOCK)]
-        #: Last key of each block.
+        #: Last key of each block, for finding the block of a key by bisection.
         self._lasts = [block[-1] for block in self._blocks]
 
     def add(self, key: bytes) -> None:

@@ -33,9 +33,11 @@ class BulkJob(Watched):
 
     number: int
     spec: JobSpec
-    #: Node that took the request to begin the job, name of the request's token, and hash of its Idempotency-Key.
+    #: Node that took the request to begin the job.
     node: str
+    #: Name of the token of this request; "" without tokens.
     by: str
+    #: Hash of the Idempotency-Key of this request; empty if the request had none.
     request: bytes
     began_ms: int
     #: Topic number → generation given to the topic when the job began; the job changes only older messages.

@@ -61,7 +61,7 @@ class _Joint:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.outcomes: list[int] = []
-        #: Of each named message with copies: (topic or subscription, id, outcome) of itself and of the copies.
+        #: Number of a named message with copies → (topic or subscription, id, outcome) of itself and of each copy.
         self._parts: dict[int, list[tuple[str, int, int]]] = {}
 
     def change(self, message_id: int | None, change: Callable[[int | None], int]) -> None:

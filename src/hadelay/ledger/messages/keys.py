@@ -109,7 +109,7 @@ class Decision:
         at, keys = rows["row"], table_keys(ledger, batch, rows)
         stored = ledger.tables.get_many(KEY, keys)
         if not any(stored) and len(set(keys)) == len(keys):
-            self._filed = list(zip(at.tolist(), keys, strict=True))  # all keys are new: nothing to decide
+            self._filed = list(zip(at.tolist(), keys, strict=True))  # no key is known, and none occurs twice
         else:
             columns = zip(at.tolist(), keys, stored, rows["mode"].tolist(), take[at].tolist(), strict=True)
             for row, key, known, mode, taken in columns:

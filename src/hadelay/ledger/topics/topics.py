@@ -21,7 +21,7 @@ from hadelay.ledger.changedrows import TOPICS, ChangedRows, Watched
 from hadelay.model import SEPARATOR, Event
 from hadelay.settings.topic import TopicSettings, settings_of
 
-#: Counters of a new topic, by Event.
+#: Counters of a new topic, all 0, by the number of an Event.
 _NO_EVENTS = [0] * (max(Event) + 1)
 #: Below this number of rows, a Counter is faster than numpy.
 _FEW = 200

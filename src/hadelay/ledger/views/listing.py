@@ -51,7 +51,7 @@ _STATES = tuple(State)
 _CODE = {state: code for code, state in enumerate(_STATES)}
 #: State code of an entry that its message has left for another entry.
 _ELSEWHERE = len(_STATES)
-#: By state code: whether the message waits.
+#: Table: state code of an entry → whether a message in this state waits.
 _WAITS = np.array([state in (State.SCHEDULED, State.READY, State.BLOCKED) for state in (*_STATES, None)])
 _SETTLED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
 _IN_DEAD_HOURS = frozenset((State.DEAD,))
