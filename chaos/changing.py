@@ -138,9 +138,9 @@ def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[
 
 
 def _surely(changes: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield (change, time of the next change) for each change whose neighbours have adjacent version numbers. A gap in
-    the numbers is a change that is not in the history: the network may repeat a request, which then takes effect again
-    later."""
+    """Yield (change of the schedule, time of the next change), but leave out changes beside a gap in the schedule's
+    version numbers: a change that the history does not have, such as a request that the network repeated, took effect
+    there, so nothing is certain about the time beside it."""
     for before, one, after in zip([{"version": 0}, *changes], changes, changes[1:], strict=False):
         if (before["version"] + 1, one["version"] + 1) == (one["version"], after["version"]):
             yield one, after["since_ms"]

@@ -162,7 +162,8 @@ class ScheduleOwner(Client):
             self.note(f"{act} of schedule {name}: {said}", *ids or ())
             self.history.count(f"schedule {act}", error is None)
             known = self.world.now - begun < 0.9 * self.cluster.window_ms / 1000
-            if error is None and known and (ids or key in self.ran):  # the cluster does not remember empty answers
+            # A first try without occurrences is not compared: its key is not stored, so a repetition is a new request.
+            if error is None and known and (ids or key in self.ran):
                 first = self.ran.setdefault(key, ids)
                 text = f"a {act} of {name} made {first}, and its repetition {ids}"
                 self.cluster.decide("S1 schedules, triggers", ids != first, text)

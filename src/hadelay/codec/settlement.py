@@ -70,7 +70,7 @@ def decode_settle(reader: WireReader) -> SettleLeases:
     """Decode a SETTLE. Raises Malformed if an ack has a delay or a reason, or a nack has results or answers."""
     nack, name, reason, count, value_ms, results, replies = reader.unpack(_HEAD)
     if nack > 1 or reason > MAX_REASON or (results or replies if nack else reason or value_ms):
-        raise Malformed("only a nack has a delay and a reason (at most 128 bytes), only an ack results and answers")
+        raise Malformed("an ack has no delay and no reason, a nack no results and answers; reasons: at most 128 bytes")
     node, rows, delays = reader.text(name), reader.array(LEASE, count), reader.array(_U32, count)
     return SettleLeases(
         node,

@@ -48,8 +48,8 @@ def take_next(ledger: Ledger, rows: Rows, behind: list[int]) -> list[int]:
         group, topic = change.groups[key], ledger.topics[GROUP_KEY.unpack(key)[0]]
         if group is None or not is_live(ledger, key) or topic.settings.group_concurrency != 1 or topic.settings.paused:
             continue
-        # Skip the group unless this grant has leased the group's unblocked message, at a lower position than the
-        # blocked messages.
+        # A consumer gets a group's messages in order, so the first must be in this grant, too, and before the others
+        # (lower position); skip the group if its first message is leased by another grant, or not at all.
         heads = [leased.get((head.hour, head.entry), len(places)) for head in group.heads]
         if not heads or max(heads) > mine[0]:
             continue

@@ -73,9 +73,9 @@ class DeliveryLoop:
     ) -> None:
         """on_damage(hour, index, problem): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether it is certain that no other node
-        leads yet (for interval mode). reader: reads records for bulk jobs that filter by tags or keys, and repairs
-        damaged entries. has_space: whether every node has room for more messages. on_take_over: called once per term,
-        when all messages that fell due before this node led are found."""
+        leads yet: interval mode hands out only then. reader: reads records for bulk jobs that filter by tags or keys,
+        and repairs damaged entries. has_space: whether every node has room for more messages. on_take_over: called once
+        per term, when all messages that fell due before this node led are found."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self._read_ahead = has_leader_lease, read_ahead

@@ -249,7 +249,8 @@ class ScheduleService(Service):
         if not times:
             if key is None or not is_known_hash(self._node.ledger, codec.hash_run_key(key)):
                 return Backfilled([])
-            # An earlier try of the request made messages, as the schedule had other times then: ask for its answer.
+            # The range has no occurrences now, but an earlier try of the request made messages, when the schedule was
+            # another. Propose any command with this Idempotency-Key: apply answers it with the first try's answer.
             version, times = _NO_VERSION, [1]
         command = codec.encode_run(name, version, [(at_ms, 0) for at_ms in times], key, (from_ms, to_ms))
         try:
