@@ -314,7 +314,7 @@ class _Cluster:
         """Disk space that each process takes, on average, in MB."""
         size = 0
         for name in self.layout.names():
-            with contextlib.suppress(FileNotFoundError):  # a node may remove a listed file
+            with contextlib.suppress(FileNotFoundError):  # a node may delete a file after rglob listed it
                 for path in (self.directory / name).rglob("*"):
                     size += path.stat().st_blocks * 512
         return size // len(self.processes) // 1_000_000

@@ -65,7 +65,7 @@ def _shared(visit: Visit) -> dict[str, Any]:
 
 @pages.live("/console/live/batches")
 def live_rows(visit: Visit) -> tuple[str, Any]:
-    """Stream of an open list of batches: the rows of the list."""
+    """Stream the rows of a list of batches that a browser shows."""
 
     async def frame() -> dict[str, Any]:
         page, shared = await _page(visit), _shared(visit)

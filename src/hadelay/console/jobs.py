@@ -115,8 +115,9 @@ def _spec(visit: Visit, asked: dict[str, str]) -> JobSpec:
 
 @pages.get("/console/jobs/count")
 async def count(visit: Visit) -> Answer:
-    """One part of a count, which takes about a second; htmx asks for the next part at once. The address carries the
-    numbers counted so far. The node does not check them: only this person sees them, and no job depends on them."""
+    """Count a part of the messages that a job would change, for about a second; htmx asks for the next part at once.
+    The address carries the numbers counted so far. The node does not check them: only this person sees them, and no job
+    depends on them."""
     asked = {name: visit.query.get(name, "").strip() for name in FIELDS}
     spec = _spec(visit, asked)
     hour, index, matched, leased = (whole(visit.query.get(name, "0"), 15) or 0 for name in _SUMS)

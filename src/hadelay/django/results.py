@@ -38,7 +38,7 @@ class Job(Struct, frozen=True):
     run_after: datetime | None = None
 
     def of(self, task: Any, alias: str) -> Any:
-        """The task with the options of this call."""
+        """A copy of the task that has the queue, priority and time of this published call."""
         return task.using(backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after))
 
 

@@ -38,7 +38,7 @@ class Stalls:
             self._timer.cancel()
 
     def _look(self) -> bool:
-        """Whether a stall has ended within the last _AFTERWARDS_S."""
+        """Whether the event loop stalled lately: until _AFTERWARDS_S seconds after the end of the stall."""
         now = time.monotonic()
         if self._timer is not None and now - self._beat > _STALLED_S:
             self._until = now + _AFTERWARDS_S

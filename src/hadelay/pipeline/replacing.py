@@ -23,7 +23,8 @@ _INCOMPLETE = re.compile(r"\.part-\d{10}-\d{10}\.parquet\.[0-9a-f]{12}")
 
 
 class Run(NamedTuple):
-    """A run of `archive`: its name in leases and under _aside/, and the id of the source's cluster, "" if unknown."""
+    """A run of the command `archive`. name: as in its leases on hours (pipeline/lease.py) and in the archive's
+    directory _aside/. cluster: id of the cluster whose hours are archived, "" if unknown."""
 
     name: str
     cluster: str

@@ -126,7 +126,7 @@ class DiskHourStore(HourReader):
     ) -> None:
         table, size = self._table, 0 if records is None else len(records.blob)
         self._far.keep_up(len(rows), size)
-        # If the rows still do not fit, write the whole buffer: this append is larger than what `keep_up` wrote.
+        # `keep_up` wrote a part of the buffer to disk. Write all of it if these index entries still do not fit into it.
         if not self._far.fresh.fits(len(rows), size):
             self._far.spill()
         fresh = self._far.fresh

@@ -83,9 +83,9 @@ class HourState:
     retire_at: int = 0
     #: Number of entries whose message has a client key.
     keyed: int = 0
-    #: Time in Unix ms at which the last message of this hour ended.
+    #: Time in Unix ms at which the last message of this hour was settled.
     settled_at_ms: int = 0
-    #: Numbers of the topics of ended messages. The hour is kept for the longest retention of these topics.
+    #: Numbers of the topics of settled messages. The hour is kept for the longest retention of these topics.
     topics: BitMap = field(default_factory=BitMap)
     #: Entries that wait behind their message group (ledger/groups/messagegroups.py).
     blocked: BitMap = field(default_factory=BitMap)

@@ -191,7 +191,7 @@ def _remember(ledger: Ledger, to: TopicState, published: list[int], hours: list[
     for message_id, hour, copy, index in zip(
         published, hours, new["first_id"].tolist(), new["index"].tolist(), strict=True
     ):
-        # Keep the row short: leave out copies for subscriptions that were deleted.
+        # Keep the message's table row short: leave out copies for subscriptions that were deleted.
         known = [each for each in filled_copies(ledger, message_id) if every[each.topic].lives == each.lives]
         _put(ledger, message_id, [*known, FilledCopy(to.number, to.lives, copy)])
         ledger.tables.put(COPYOF, ID_KEY.pack(copy), ID_KEY.pack(message_id))

@@ -91,7 +91,7 @@ class TopicState(Watched):
     #: Number of messages that wait or are leased, with cancelled messages whose end SWEEP has not written yet.
     open: int = 0
     leased: int = 0
-    #: Number of cancelled messages (of older generations) whose end SWEEP has not written yet.
+    #: Number of messages that a purge or deletion cancelled and whose end no SWEEP command has written yet.
     tombstoned: int = 0
     published: int = 0
     #: Number of open messages with a group; of those, `grouped` counts messages of valid generations.
