@@ -6,7 +6,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.history import Message
 from chaos.sim.machines import WATCH_S
 from hadelay.ledger.views.describe import describe
-from hadelay.model import KEEP, Event, State
+from hadelay.model import KEEP, NEVER_MS, Event, State
 from hadelay.server.node import Node
 
 #: Tolerance of absolute times, in ms: the difference of the wall clocks that a majority accepts.
@@ -130,7 +130,9 @@ def debounced(cluster: SimCluster) -> None:
     replaced = {m.id: m.replaces for m in history.messages if m.id is not None and m.replaces is not None}
     for node in evidence.latest(cluster):
         for message in history.messages:
-            if message.id is None or message.deliver_at_ms is None or not message.max_wait_ms or history.moved(message):
+            if message.id is None or not message.max_wait_ms or history.moved(message):
+                continue
+            if message.deliver_at_ms in (None, NEVER_MS):  # a restored cluster may not know the due time
                 continue
             published_ms = evidence.published_ms(node, message.id)
             chain = [message.id]
